@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -20,6 +20,7 @@ from fwk_kit.testing import (
     DeviceSuite,
     ExecutorSuite,
     ExpertPlacerSuite,
+    FeatureSuite,
     KVTransferSuite,
     LoRABackendSuite,
     LoRASourceSuite,
@@ -31,6 +32,21 @@ from fwk_kit.testing import (
 
 class TestDeepSeekPlacement(ExpertPlacerSuite):
     plugin = "deepseek"
+
+
+class TestRemotePrefill(FeatureSuite):
+    """Off, as ``fwk.LLM`` has it: servers that share their work are in tests/e2e/test_disaggregation.py."""
+
+    plugin = "remote_prefill"
+
+
+class TestExpertPlacement(FeatureSuite):
+    plugin = "expert_placement"
+    options = {"eplb_algorithm": "auto"}  # which turns it on, and moves nothing
+
+
+class TestJumpForward(FeatureSuite):
+    plugin = "jump_forward"
 
 
 class TestTcpTransfer(KVTransferSuite):
@@ -59,17 +75,33 @@ class TestTritonLoRA(LoRABackendSuite):
     plugin = "triton"
 
 
+def write_adapter(folder: Path, a: torch.Tensor, b: torch.Tensor) -> None:
+    """An adapter of rank 4 for one matrix, as PEFT saves it."""
+    folder.mkdir(parents=True)
+    settings = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"]}
+    (folder / "adapter_config.json").write_text(json.dumps(settings))
+    prefix = "base_model.model.model.layers.0.self_attn.q_proj"
+    save_file({f"{prefix}.lora_A.weight": a, f"{prefix}.lora_B.weight": b}, folder / "adapter_model.safetensors")
+
+
+class TestAdapters(FeatureSuite):
+    plugin = "lora"
+    options: ClassVar[Mapping[str, Any]] = {"enable_lora": True}
+    fields: ClassVar[Mapping[str, Any]] = {"adapter": "mine"}
+
+    def prepare(self, llm: Any) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            random = torch.Generator().manual_seed(1)
+            a, b = (torch.randn(size, generator=random) for size in ((4, 64), (64, 4)))
+            write_adapter(Path(folder) / "mine", a, b)
+            llm.load_adapter("mine", str(Path(folder) / "mine"))
+
+
 class TestLocalAdapters(LoRASourceSuite):
     plugin = "local"
 
     def prepare(self, folder: Path) -> tuple[dict[str, object], str]:
-        adapter = folder / "place" / "mine"
-        adapter.mkdir(parents=True)
-        settings = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"]}
-        (adapter / "adapter_config.json").write_text(json.dumps(settings))
-        prefix = "base_model.model.model.layers.0.self_attn.q_proj"
-        matrices = {f"{prefix}.lora_A.weight": torch.ones(4, 16), f"{prefix}.lora_B.weight": torch.ones(16, 4)}
-        save_file(matrices, adapter / "adapter_model.safetensors")
+        write_adapter(folder / "place" / "mine", torch.ones(4, 16), torch.ones(16, 4))
         return {"lora_dirs": (str(folder / "place"),)}, "mine"
 
 

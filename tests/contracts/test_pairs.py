@@ -152,13 +152,15 @@ def test_the_core_contains_no_features_name() -> None:
     everyday |= {"dummy", "json", "log", "openai", "priority", "processes", "random", "reserve", "session", "suffix"}
     everyday |= {"wheel"}
     kit = ("testing", "templates")  # they use libraries and number formats of which plugins have their names
-    names = {item.name for item in discover().all() if item.family != "logits_processors"} - everyday
+    # Features have their families' names: what core says of them is counted (docs/design/source-layout.md).
+    names = {item.name for item in discover().all() if item.family not in ("logits_processors", "features")} - everyday
     # Not compilers' words for instructions, such as "-mamx-int8", nor the core's own options: of captured steps, and
     # --max-mamba-cache-size, SGLang's name; and a module of torch is no plugin.
     other = r"(?<!-mamx-)(?<!--disable-)(?<!--enable-profile-)(?<!--(?=cuda-graph))(?<!--max-)(?<!torch\.(?=profiler))"
     other += r"(?<!--enable-piecewise-)(?<!--piecewise-)"
     # Fields of requests and replies that plugins answer.
-    fields = {(place, "hidden_states") for place in ("engine/completion.py", "interfaces/dialect.py")}
+    places = ("engine/completion.py", "interfaces/dialect.py", "types/sampling.py")
+    fields = {(place, name) for place in places for name in ("hidden_states", "prompt_logprobs")}
     pattern = re.compile(rf"{other}\b({'|'.join(map(re.escape, sorted(names)))})\b", re.IGNORECASE)
     found = [
         f"{path.relative_to(ROOT)}: {name}"

@@ -263,7 +263,7 @@ OTHERS: dict[str, tuple[StepSize, dict[str, Any]]] = {
     "tokens": (StepSize(41, 41, 1, 1), {}),
     "logits": (StepSize(30, 30, 25, 1), {}),
     "sequences": (StepSize(30, 30, 5, 5), {}),
-    "adapters": (StepSize(2, 2, 2, 2), {"adapter_ids": torch.tensor([0, -1])}),
+    "features": (StepSize(2, 2, 2, 2), {"is_eager": True}),
     "images": (StepSize(2, 2, 2, 2), {"extras": {"image": 1}}),
 }
 
@@ -276,7 +276,7 @@ def test_other_steps_are_computed_operator_by_operator(operators: Operators, nam
     hidden, logits = steps.run(batch(size, **changes))
     assert logits is not None
     assert (len(hidden), len(logits)) == (size.num_tokens, size.num_logits)
-    assert steps.run(batch(size._replace(num_logits=0), adapter_ids=torch.tensor([0])))[1] is None
+    assert steps.run(batch(size._replace(num_logits=0), is_eager=True))[1] is None
     assert model.calls == 3
     assert capture.graph.sizes == []
 

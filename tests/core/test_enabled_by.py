@@ -57,6 +57,26 @@ def test_options_of_one_that_is_off_are_an_error(plugins: PluginSet, given: dict
         build_config(plugins, given)
 
 
+class Usual(Options):
+    disable_usual: bool = False
+    usual_size: int = 1
+
+
+class UsualPlugin:
+    @hookimpl
+    def observers(self) -> list[ObserverSpec]:
+        return [ObserverSpec(name="usual", load="nowhere:Nothing", options=Usual, disabled_by=("disable_usual",))]
+
+
+def test_on_until_it_is_turned_off() -> None:
+    plugins = discover(points=[])
+    plugins.register(UsualPlugin(), "observers.usual", "acme", "1")
+    assert names(plugins) == names(plugins, disable_usual="false") == names(plugins, usual_size=3) == ["usual"]
+    assert names(plugins, disable_usual=True) == []
+    with pytest.raises(ConfigError, match=r"--usual-size belongs .*, which is off: turn it on with --disable-usual f"):
+        build_config(plugins, {"disable_usual": True, "usual_size": 3})
+
+
 def test_one_that_is_turned_on_and_lacks_a_package(plugins: PluginSet) -> None:
     config = build_config(plugins, {"lacking_on": True})
     with pytest.raises(PluginError, match=r"observer 'lacking' \(acme\) .* needs the package not-installed-anywhere"):
@@ -68,3 +88,5 @@ def test_a_declaration_names_options_it_has() -> None:
         ObserverSpec(name="mine", load="nowhere:Nothing", options=Mine, enabled_by=("other",))
     with pytest.raises(ValueError, match="enabled_by names no option of its own"):
         ObserverSpec(name="mine", load="nowhere:Nothing", enabled_by=("other",))
+    with pytest.raises(ValueError, match="disabled_by names no option of its own"):
+        ObserverSpec(name="mine", load="nowhere:Nothing", options=Mine, disabled_by=("other",))

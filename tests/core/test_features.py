@@ -18,7 +18,7 @@ from tests.helpers.scheduling import ask, batches, finish, step
 
 import fwk
 from fwk import FeatureSpec, Options, SamplingParams, option
-from fwk.errors import BlameSequence, InvalidRequest, NotServed, PluginError
+from fwk.errors import BlameSequence, ConfigError, InvalidRequest, NotServed
 from fwk.features.engine import EngineFeatures
 from fwk.features.server import RequestFeatures, at_once
 from fwk.features.wire import Reader, packed
@@ -408,7 +408,7 @@ def test_results_come_to_the_server_on_the_host_as_from_a_device(folder: Path) -
         assert summed(llm) == (tokens, found), "the second time it comes from the cache"
     with fwk.LLM(str(folder), plugins=sums(), **{**OPTIONS, "enable_sums": False}) as llm:
         assert [done.token_ids for done in llm.generate(PROMPTS, asks())] == tokens
-        with pytest.raises(InvalidRequest, match="this engine has no feature 'sums'"):
+        with pytest.raises(InvalidRequest, match="anything needs the feature 'sums': start with --enable-sums"):
             llm.call_feature("sums", "anything")
     backends = dict.fromkeys(("attention_backend", "operator_backend", "sampling_backend"), "torch")
     with pretended() as others:
@@ -437,7 +437,7 @@ def test_a_worker_refuses_and_a_server_part_ends(folder: Path) -> None:
 def test_parts_in_steps_are_for_models_that_generate(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**TINY, "architectures": ["LlamaModel"]}))
     options = {name: value for name, value in OPTIONS.items() if name != "chunked_prefill_size"}
-    with pytest.raises(PluginError, match=r"feature 'sums' \(acme\) cannot be used: it has a part in steps of models"):
+    with pytest.raises(ConfigError, match=r"--enable-sums: feature 'sums' \(acme\) cannot be used: it has a part in s"):
         fwk.LLM(str(tmp_path), plugins=sums(), **options)
     with fwk.LLM(str(tmp_path), plugins=sums(worker=""), **options) as llm:
         assert llm.embed([[1, 2, 3]]).shape == (1, 64)

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from fwk.features.worker import WorkerFeatures
 from fwk.interfaces.device import Device, DeviceContext
+from fwk.interfaces.feature import WorkerPart, WorkerPartContext
 from fwk.types import Batch, ForwardBatch, NewSequence, SamplingParams, ScheduledSequence
 from fwk.worker.inputs import InputBuffers
 from fwk.worker.sequence_table import SequenceTable
@@ -174,16 +176,26 @@ def test_what_a_token_is_chosen_by_is_asked_once() -> None:
 WANTED: dict[str, tuple[dict[str, object], bool, list[int] | None, list[int]]] = {
     "the last token": ({}, True, [4], [0]),
     "nothing": ({}, False, [0], []),
-    "a prompt's log-probabilities": ({"prompt_logprobs": 0}, True, [0, 1, 2, 3, 4], [4]),
-    "an adapter": ({"adapter": 1}, True, None, [4]),
+    "a feature's part": ({"features": 1}, True, [0, 1, 2, 3, 4], [4]),
 }
 """What a sequence asks for, whether a token is chosen, whose hidden states are wanted, and which of these."""
+
+
+class Reader(WorkerPart):
+    """Reads the hidden states of all tokens of a step."""
+
+    def wants_hidden(self, slots: np.ndarray) -> bool:
+        return True
+
+
+PART = WorkerPartContext("reader", torch.device("cpu"), torch.from_numpy, lambda values: values)
 
 
 @pytest.mark.parametrize("case", WANTED)
 def test_hidden_states_are_asked_for_where_somebody_needs_them(case: str) -> None:
     asked, samples, hidden_indices, logits_indices = WANTED[case]
     table = SequenceTable(NUM_SLOTS, LONGEST, BLOCK)
+    table.parts = WorkerFeatures([("features.reader", Reader(PART))])
     table.begin(Batch(1, [], [NewSequence(0, [5] * 9, 9, 0, [7, 8, 9], SamplingParams(), 0)], []))
     for name, value in asked.items():
         getattr(table, name)[0] = value

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from fwk.interfaces.loader import LoaderContext
 from fwk.interfaces.served_weights import ServedWeights
-from fwk.worker.identity import SAMPLE_EVERY, fingerprint, known_files
+from fwk.plugins import build_config, discover
+from fwk.worker.identity import SAMPLE_EVERY, _options, fingerprint, known_files
 from fwk_loaders.safetensors.loader import SafetensorsLoader
 
 
@@ -75,3 +76,16 @@ def test_served_files_are_known_again(tmp_path: Path) -> None:
         assert weights.changed() is None
         change()
         assert weights.changed() == path, change
+
+
+def test_options_of_features_count_unless_they_cannot_change_kv() -> None:
+    given = {
+        "disable_jump_forward": True,
+        "init_expert_location": "trivial",
+        "sla_default": 3,
+        "schedule_policy": "sla",
+    }
+    plugins = discover()
+    config = build_config(plugins, given)
+    assert set(config.plugin_options) == {"features.jump_forward", "features.expert_placement", "schedulers.sla"}
+    assert [key for key, _ in _options(config, plugins, frozenset({"schedulers"}))] == ["features.expert_placement"]

@@ -175,8 +175,8 @@ def test_each_limit_is_a_sentence(limit: Limit, facts: dict[str, Any], wanted: d
         ([attention("x", asks=(Ask("observers", frozenset({"f"})),))], "'x' asks something of 'observers'"),
         ([DialectSpec(name="x", load="a:b", limits=(Limit("dtype", ("float32",)),))], "has limits, but a HTTP dialect"),
         (
-            [LogitsProcessorSpec(name="x", load="a:b", asks=(Ask("attention", frozenset({"f"})),))],
-            "'x' has asks, but a logits processor is not settled together with others",
+            [DialectSpec(name="x", load="a:b", asks=(Ask("attention", frozenset({"f"})),))],
+            "'x' has asks, but a HTTP dialect is not settled together with others",
         ),
     ],
 )

@@ -33,7 +33,10 @@ DERIVED = {
 }
 """Of each family a plugin of ours to derive from, and the flag that selects one."""
 
-OWN = {"dialects": "DialectSpec", "logits_processors": "LogitsProcessorSpec", "observers": "ObserverSpec"}
+OWN = {
+    "dialects": "DialectSpec", "logits_processors": "LogitsProcessorSpec", "observers": "ObserverSpec",
+    "features": "FeatureSpec",
+}  # fmt: skip
 """Families whose plugins stand for themselves: derived ones would collide."""
 
 NOT_YET = {"kv_transfer", "multimodal", "moe", "expert_placers"}
@@ -60,7 +63,8 @@ def declare(hook, family, module):
 
 def alone(hook, family, spec):
     def declared():
-        return [getattr(fwk, spec)(name="probe", load="probe_objects:" + family, options=options(family, None))]
+        place = "worker" if family == "features" else "load"
+        return [getattr(fwk, spec)(name="probe", **{place: "probe_objects:" + family}, options=options(family, None))]
     setattr(sys.modules[__name__], hook, hookimpl(declared))
 """
 
@@ -78,9 +82,10 @@ def __getattr__(family):
         load = getattr(importlib.import_module(module), hook)()[0].load
         base = getattr(importlib.import_module(load.partition(":")[0]), load.partition(":")[2])
     else:
-        from fwk.interfaces import dialect, observer, sampling
+        from fwk.interfaces import dialect, feature, observer, sampling
         base = {{
-            "dialects": dialect.Dialect, "observers": observer.Observer, "logits_processors": sampling.LogitsProcessor
+            "dialects": dialect.Dialect, "observers": observer.Observer, "features": feature.WorkerPart,
+            "logits_processors": sampling.LogitsProcessor,
         }}[family]
     class Probe(base):
         def __init__(self, context):

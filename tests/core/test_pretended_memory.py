@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from tests.helpers.interpreted import interpreted
@@ -22,6 +23,7 @@ from fwk.interfaces.device import Taken
 from fwk.types import Batch
 from fwk.worker.memory_profile import MemoryProfile
 from fwk.worker.model_runner import ModelRunner
+from fwk_lora.feature import AdapterPlace
 
 MEBI = 2**20
 TOTAL = 64 * MEBI
@@ -100,7 +102,8 @@ def test_drafts_and_adapters_are_part_of_the_largest_step(
         assert all(s.samples for batch in batches for s in batch.sequences)
         assert longest.new[0].num_computed_tokens + 64 == len(longest.new[0].token_ids)
         if "enable_lora" in option:
-            assert {new.adapter.slot for new in prompts.new if new.adapter is not None} == {0, 1, 2}
+            told = [msgspec.msgpack.decode(new.features["lora"], type=AdapterPlace) for new in prompts.new]
+            assert {place.slot for place in told} == {0, 1, 2}
         else:
             assert all(s.draft_token_ids for s in decode.sequences)
         assert llm.generate([[1, 2, 1, 2, 1, 2]], GREEDY)[0].token_ids

@@ -15,8 +15,8 @@ import fwk
 from fwk import GrammarRequest, SamplingParams
 from fwk.interfaces.device import NoEvent
 from fwk.types import Request
-from fwk.worker.forced import ForcedDrafts
 from fwk.worker.grammar import GrammarMasks
+from fwk.worker.part_drafts import PartDrafts
 from fwk.worker.transfer import BlockStore
 
 PROMPTS = [[1, 7, 3, 9] * 9, list(range(40, 75)), [5, 5, 6]]
@@ -123,14 +123,14 @@ def test_steps_with_grammars_overlap(tiny_folder: Path, monkeypatch: pytest.Monk
 
 def test_text_that_is_known_ahead_is_drafted(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drafted: list[int] = []
-    real = ForcedDrafts.enter
+    real = PartDrafts.enter
 
-    def enter(self: ForcedDrafts, sampled: Any, results: Any, parents: Any) -> list[int]:
+    def enter(self: PartDrafts, sampled: Any, results: Any, parents: Any) -> list[int]:
         slots = real(self, sampled, results, parents)
         drafted.extend(len(results[slot].draft_token_ids) for slot in slots)
         return slots
 
-    monkeypatch.setattr(ForcedDrafts, "enter", enter)
+    monkeypatch.setattr(PartDrafts, "enter", enter)
     sampling, _ = ASKED["a schema whose text is known ahead"]
     plain = Steps(monkeypatch)
     elsewhere(tiny_folder, sampling, plain)

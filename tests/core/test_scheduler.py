@@ -14,6 +14,7 @@ from tests.helpers.engine_machine import (
     prompts,
     request,
     run,
+    scoring,
 )
 from tests.helpers.selection import seeds
 
@@ -126,8 +127,10 @@ def test_what_can_never_fit_is_refused_at_the_door() -> None:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_prompts_that_compute_what_is_cached_end_in_a_small_pool(policy: str, cache: str, depth: int) -> None:
     """Prompts that begin alike, and may not use the cache: together the cache's blocks and theirs are too many."""
-    engine = make_engine(
-        num_blocks=27, block_size=4, cache=cache, policy=policy, depth=depth, step_tokens=2048, chunk_tokens=16
+    engine = scoring(
+        make_engine(
+            num_blocks=27, block_size=4, cache=cache, policy=policy, depth=depth, step_tokens=2048, chunk_tokens=16
+        )
     )
     lengths = (3, 17, 40, 1, 90, 16, 33, 64)
     for i, length in enumerate(lengths):
@@ -139,7 +142,7 @@ def test_prompts_that_compute_what_is_cached_end_in_a_small_pool(policy: str, ca
 
 def test_prompts_computed_at_the_same_time_hold_their_prefix_once() -> None:
     """The second computes what the first is computing, and then uses the first one's blocks."""
-    engine = make_engine(num_blocks=64, block_size=4, step_tokens=64, chunk_tokens=16)
+    engine = scoring(make_engine(num_blocks=64, block_size=4, step_tokens=64, chunk_tokens=16))
     for name in "ab":
         engine.add(request(name, list(range(64)), max_tokens=4, prompt_logprobs=0))
     held: list[int] = []

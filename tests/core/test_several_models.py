@@ -27,7 +27,8 @@ def test_common_options_hold_for_all_and_those_of_one_model_do_not() -> None:
     assert (first.model.served_model_name, second.model.served_model_name) == (("a",), ("b",))
     assert (first.engine.page_size, second.engine.page_size) == (32, 32)
     assert (first.model.eos_id, second.model.eos_id) == ((7,), ())
-    assert (first.engine.enable_lora, second.engine.enable_lora) == (True, False)
+    assert first.plugin_options["features.lora"] == {"enable_lora": "true", "max_loras_per_batch": "2"}
+    assert "features.lora" not in second.plugin_options
     assert (first.engine.speculative_algorithm, second.engine.speculative_algorithm) == ("ngram", "none")
     assert second.server.host == "0.0.0.0"
 

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from fwk.errors import ConfigError
-from fwk.server.peer_messages import PREFILL, SIGNATURE, Order, sign
+from fwk_kv_transfer.remote_prefill.messages import PREFILL, SIGNATURE, Order, sign
 from tests.helpers.client import Streamed, connect
 from tests.helpers.rig import Server, until, write_model
 from tests.helpers.servers import Start

@@ -41,7 +41,7 @@ def generated(folder: Path, times: int = 1, **options: Any) -> tuple[list[list[l
             done = llm.generate(PROMPTS, SAMPLING)
             found.append([each.token_ids for each in done])
             chances = [x.logprob for each in done for x in (*(each.logprobs or ()), *(each.prompt_logprobs or ())) if x]
-        told = llm.engine.executor.call("expert_placement") if options.get("enable_eplb") else None
+        told = llm.engine.executor.call("features.expert_placement.placement") if options.get("enable_eplb") else None
     return found, chances, told
 
 

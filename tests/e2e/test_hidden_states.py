@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import fwk
-from fwk.errors import InvalidRequest, PluginError
+from fwk.errors import ConfigError, InvalidRequest
 from tests.helpers.lazy import lazy
 from tests.helpers.rig import Server
 from tests.helpers.tiny import save_llama
@@ -106,7 +106,7 @@ def test_without_the_option_they_are_refused(folder: Path) -> None:
 
 def test_trees_of_drafts_are_refused(folder: Path) -> None:
     options: dict[str, Any] = {"speculative_algorithm": "ngram", "speculative_ngram_max_bfs_breadth": 3}
-    with pytest.raises(PluginError, match="verifies trees; leave --enable-return-hidden-states out"):
+    with pytest.raises(ConfigError, match="verifies trees; leave --enable-return-hidden-states out"):
         fwk.LLM(str(folder), enable_return_hidden_states=True, **options)
 
 

@@ -13,7 +13,7 @@ import zmq
 
 from fwk import SamplingParams
 from fwk.engine.loop import MAX_MESSAGE_BYTES
-from fwk.types import Abort, AddRequest, LoadAdapter, Ping, Request, Shutdown
+from fwk.types import Abort, AddRequest, CallFeature, Ping, Request, Shutdown
 from tests.helpers.client import connect
 from tests.helpers.rig import Server, until
 
@@ -28,7 +28,7 @@ MESSAGES = {
     "another version": ENCODE(Ping(1, protocol=99)),
     "a request": ENCODE(AddRequest(REQUEST)),
     "an abort": ENCODE(Abort("0" * 32)),
-    "an adapter": ENCODE(LoadAdapter(1, "evil", "/etc")),
+    "an adapter": ENCODE(CallFeature(1, "lora", "load", ["evil", "/etc"])),
     "the end": ENCODE(Shutdown()),
 }
 

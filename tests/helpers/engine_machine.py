@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from fwk.engine.core import Engine
+from fwk.features.engine import EngineFeatures
+from fwk.features.wire import packed
+from fwk.interfaces.feature import EnginePartContext
 from fwk.interfaces.schedule import ScheduleContext, SchedulePolicy
 from fwk.types import Request, SamplingParams, Service
+from fwk_features.prompt_logprobs import Scored, features
+from fwk_features.prompt_logprobs.engine import PromptLogprobsEngine
 from fwk_kit.testing.base import installed
 from fwk_kit.testing.fake_engine import NUM_LOOKAHEAD, VOCAB, make_engine, make_policy, next_token, reference
 
@@ -32,7 +38,19 @@ def request(
     **sampling: object,
 ) -> Request:
     params = SamplingParams(max_tokens=max_tokens, temperature=0.0, **sampling)  # type: ignore[arg-type]
-    return Request(request_id=name, prompt_token_ids=prompt, sampling=params, n=n, priority=priority, service=service)
+    made = Request(request_id=name, prompt_token_ids=prompt, sampling=params, n=n, priority=priority, service=service)
+    num_top = params.prompt_logprobs
+    return made if num_top is None else msgspec.structs.replace(made, features={SCORING.name: packed(Scored(num_top))})
+
+
+[SCORING] = features()
+
+
+def scoring(engine: Engine) -> Engine:
+    """The same, with the part of the feature that computes prompts whole; its fake worker scores none."""
+    part = PromptLogprobsEngine(EnginePartContext(SCORING.name, lambda *args: [], SCORING.wire))
+    engine.scheduler.parts = EngineFeatures([part])
+    return engine
 
 
 def run(engine: Engine, limit: int = 10_000) -> dict[tuple[str, int], list[int]]:
@@ -117,7 +135,7 @@ class EngineMachine(RuleBasedStateMachine):
         def draft(tokens: list[int]) -> list[int]:
             return [next_token(tokens)][: rng.randint(0, 1)] + [rng.randrange(VOCAB)] * rng.randint(0, 2)
 
-        self.engine = make_engine(
+        engine = make_engine(
             num_blocks=num_blocks,
             block_size=block_size,
             cache=cache,
@@ -131,6 +149,7 @@ class EngineMachine(RuleBasedStateMachine):
             draft=draft if drafts else None,
             **limits,
         )
+        self.engine = scoring(engine)
         self.room = self.engine.scheduler.max_sequence_tokens
         if not limits.get("num_window_groups"):
             assert self.room == min(64, num_blocks * block_size)

@@ -14,7 +14,8 @@ import fwk
 from fwk.engine.core import Engine
 from fwk.plugins import discover
 from fwk.plugins.options import build_config
-from fwk.types import KVOffer, KVSource, Request, SamplingParams, TokenEvent
+from fwk.types import Request, SamplingParams, TokenEvent
+from fwk_kv_transfer.remote_prefill import OF_DECODE, KVSource, TransferCounts
 
 SECRET = "0123456789abcdef"
 SECONDS = 60.0
@@ -25,12 +26,24 @@ def half(model: str, mode: str, folder: Path, **options: Any) -> fwk.LLM:
     secret = folder / "secret"
     secret.write_text(SECRET)
     given = {**options, "model": model, "disaggregation_mode": mode, "disaggregation_token_file": str(secret)}
-    if mode == "decode":
+    if mode == "prefill":
+        given = {name: value for name, value in given.items() if name not in OF_DECODE}
+    else:
         given = {"disaggregation_prefill_servers": ("http://127.0.0.1:1",), "num_reserved_decode_tokens": 0, **given}
     llm = fwk.LLM.__new__(fwk.LLM)
     plugins = discover()
     llm._load(build_config(plugins, given), plugins, lambda line: None)
     return llm
+
+
+def with_source(request: Request, source: KVSource) -> Request:
+    """A request as the server part sends it: its prompt's K/V are elsewhere, or for another server."""
+    return msgspec.structs.replace(request, features={"remote_prefill": msgspec.Raw(msgspec.msgpack.encode(source))})
+
+
+def counts(engine: Engine) -> TransferCounts:
+    """What an engine has transferred."""
+    return TransferCounts(**engine.stats().features["remote_prefill"])  # type: ignore[arg-type]
 
 
 class Pair:
@@ -50,20 +63,25 @@ class Pair:
             prompt_token_ids=request.prompt_token_ids,
             sampling=SamplingParams(max_tokens=1, temperature=0.0),
             cache_namespace=request.cache_namespace,
-            kv_offer=KVOffer(key, seconds),
         )
-        events = self.prefill.add(order)
+        events = self.prefill.add(with_source(order, KVSource(key, seconds)))
         while not events or events[-1].finish_reason is None:
             events = self.prefill.step()
         assert events[-1].error is None, events[-1].error
-        addresses = self.prefill.call_workers("kv_address", [])
+        addresses = self.addresses()
         num_blocks = len(request.prompt_token_ids) // self.decode.info.block_size
-        return KVSource(key, addresses, num_blocks, seconds)
+        return KVSource(key, seconds, addresses, num_blocks)
+
+    def addresses(self) -> list[bytes]:
+        """Where the prefill engine's K/V are read, by rank."""
+        return [about["address"] for about in self.prefill.call_feature("remote_prefill", "about", [])]
 
     def ask(self, request: Request, seconds: float = SECONDS) -> list[TokenEvent]:
-        """Compute the prompt there, and add the request here."""
+        """Compute the prompt there, and add the request here; alone here what another feature has a part in."""
+        if request.features:
+            return self.add(request)
         source = self.compute(request, seconds)
-        return self.add(msgspec.structs.replace(request, kv_source=source))
+        return self.add(with_source(request, source))
 
     def settle(self, what: Callable[[], bool] | None = None) -> list[TokenEvent]:
         """Step both until nothing is to be done; the decoding engine's events."""
@@ -78,7 +96,7 @@ class Pair:
         for engine in (self.prefill, self.decode):
             stats = engine.stats()
             assert (stats.num_running, stats.num_waiting, stats.num_held_blocks) == (0, 0, 0), stats
-            assert (stats.num_fetching, stats.num_offered) == (0, 0)
+            assert (counts(engine).num_kv_fetching, counts(engine).num_kv_offered) == (0, 0)
             engine.scheduler.check()
 
 

@@ -270,7 +270,7 @@ FEATURES = [
     ),
     Feature(
         "prefill elsewhere",
-        lambda run: run.stats.kv_transfers > 0,
+        lambda run: run.stats.features["remote_prefill"]["kv_transfers"] > 0,
         {"prefix_cache": "radix", ELSEWHERE: True},
     ),
     Feature("overlap", _chose("executors", "threaded"), {"executor": "threaded"}),

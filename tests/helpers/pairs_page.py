@@ -30,7 +30,7 @@ REFUSED: dict[tuple[str, str], str] = {
         (name, "rerank"): f"--speculative-algorithm {option}: .* is served to classify, there is nothing to draft"
         for name, option in DECODERS
     },
-    ("LoRA", "rerank"): "--enable-lora: .* is served to classify, and adapters are for models of text",
+    ("LoRA", "rerank"): "--enable-lora: .* serves task generate only, not classify: adapters are for models",
     **{
         pair: "is served to classify, and this request is to generate"
         for pair in (

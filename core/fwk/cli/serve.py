@@ -35,10 +35,10 @@ def _serve(argv: Sequence[str], engines_of: Callable[[int], list[EngineProcess]]
         set_up_log(config.server.log_level, config.server.log_format, secrets=secrets)
         set_up_progress(not config.engine.disable_progress_bars)
         from fwk.engine.node import worker_node  # noqa: PLC0415
-        from fwk.setup.disaggregation import check_disaggregated_server  # noqa: PLC0415
+        from fwk.features.declared import check_server  # noqa: PLC0415
 
         make_node = worker_node(configs, plugins)
-        check_disaggregated_server(configs)
+        check_server(configs, plugins)
         engines = engines_of(config.engine.data_parallel_size if make_node is None else 0)
         if make_node is not None:
             return make_node(announcer()).run()

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import ValidationInfo, field_validator
 
-from fwk.config.disaggregation import DisaggregationOptions
-from fwk.config.options import option
+from fwk.config.options import Options, option
 
 
-class EngineOptions(DisaggregationOptions):
+class EngineOptions(Options):
     """Device, kernels, memory and scheduling."""
 
     device: str = option("auto", "What workers compute on; auto takes a GPU when there is one.")
@@ -41,65 +40,6 @@ class EngineOptions(DisaggregationOptions):
         stability="beta",
         ge=0,
         le=1024,
-    )
-    ep_num_redundant_experts: int = option(
-        0,
-        "Slots that a layer's experts have on the ranks of --expert-parallel-size beyond one for each: there, the "
-        "experts that most tokens choose are held once more, in the memory of so many experts.",
-        aliases=["redundant-expert"],
-        stability="beta",
-        ge=0,
-        le=65536,
-    )
-    init_expert_location: str = option(
-        "trivial",
-        "Which experts each rank holds at the start: trivial (in order, and the first ones again), or a JSON file with "
-        "physical_to_logical_map or logical_count by layer, or an answer of POST /dump_expert_distribution_record.",
-        stability="beta",
-        min_length=1,
-    )
-    ep_dispatch_algorithm: Literal["static", "dynamic"] = option(
-        "static",
-        "Which of an expert's replicas computes a token: one that follows from all of the token's experts (static), "
-        "so that its numbers do not depend on other tokens, or from its row in the step (dynamic), which is more even.",
-        stability="beta",
-    )
-    enable_eplb: bool = option(
-        False,
-        "Count the tokens of each expert, and move experts between the ranks of --expert-parallel-size while serving, "
-        "so that ranks compute equally many. Weights are read from the checkpoint anew.",
-        aliases=["auto-update-redundancy-expert"],
-        stability="beta",
-    )
-    eplb_algorithm: str = option(
-        "auto", "How experts are spread over ranks by the tokens that chose them.", stability="beta"
-    )
-    eplb_rebalance_num_iterations: int = option(
-        1000,
-        "Steps that are counted before experts are moved.",
-        needs="enable_eplb",
-        aliases=["eplb-update-time"],
-        stability="beta",
-        ge=1,
-        le=10_000_000,
-    )
-    eplb_rebalance_layers_per_chunk: int | None = option(
-        None,
-        "Layers whose experts are moved between two steps (default: all at once); few keep the pause short.",
-        needs="enable_eplb",
-        aliases=["eplb-balance-layer-per-step"],
-        stability="beta",
-        ge=1,
-        le=65536,
-    )
-    eplb_min_rebalancing_utilization_threshold: float = option(
-        1.0,
-        "Move experts only where ranks were used at most so well: their mean number of tokens divided by the largest, "
-        "over layers.",
-        needs="enable_eplb",
-        stability="beta",
-        ge=0.0,
-        le=1.0,
     )
     data_parallel_size: int = option(
         1,
@@ -240,37 +180,11 @@ class EngineOptions(DisaggregationOptions):
     speculative_algorithm: str = option(
         "none", "Speculative decoder that drafts tokens for the model to verify.", stability="beta"
     )
-    enable_lora: bool = option(False, "Serve LoRA adapters alongside the model.")
-    lora_backend: str = option("auto", "LoRA kernels.", needs="enable_lora")
-    lora_paths: tuple[str, ...] = option(
-        (), "Adapters to load at the start, as NAME=FOLDER.", aliases=["lora-modules"], needs="enable_lora"
-    )
-    max_loras_per_batch: int = option(
-        8,
-        "LoRA adapters computed with at once; sequences that need another one wait.",
-        aliases=["max-loras"],
-        needs="enable_lora",
-        ge=1,
-        le=1024,
-    )
-    max_lora_rank: int = option(64, "Largest rank of a LoRA adapter.", needs="enable_lora", ge=1, le=4096)
-    max_loaded_loras: int | None = option(
-        None,
-        "LoRA adapters kept in host memory; loading more is refused (default: no limit).",
-        aliases=["max-cpu-loras"],
-        needs="enable_lora",
-        ge=1,
-    )
     kv_cache_dtype: str = option(
         "auto", "Precision of the KV cache: auto (the model's dtype), or a format the attention backend offers."
     )
     grammar_backend: str = option(
         "auto", "Compiler of constrained output (JSON schema, regex, ...); none: such requests are refused."
-    )
-    disable_jump_forward: bool = option(
-        False,
-        "Write text that a grammar leaves no choice about one token a step, as any other; outputs are the same.",
-        stability="beta",
     )
     page_size: int = option(16, "Tokens per KV cache block.", aliases=["block-size"], ge=1, le=1024)
     max_total_tokens: int | None = option(
@@ -375,31 +289,6 @@ class EngineOptions(DisaggregationOptions):
                 "the experts"
             )
         return size
-
-    @field_validator("ep_num_redundant_experts", "init_expert_location", "ep_dispatch_algorithm", "enable_eplb")
-    @classmethod
-    def _has_groups(cls, value: Any, info: ValidationInfo) -> Any:
-        assert info.field_name is not None
-        is_default = value == cls.model_fields[info.field_name].default
-        if not is_default and info.data.get("expert_parallel_size") == 1:
-            raise ValueError("spreads experts over groups of ranks, and there is one: set --expert-parallel-size")
-        return value
-
-    @field_validator("ep_dispatch_algorithm")
-    @classmethod
-    def _has_replicas(cls, algorithm: str, info: ValidationInfo) -> str:
-        if algorithm != "static" and not info.data.get("ep_num_redundant_experts"):
-            raise ValueError("chooses between replicas: add --ep-num-redundant-experts")
-        return algorithm
-
-    @field_validator("enable_deterministic_inference")
-    @classmethod
-    def _adds_in_one_order(cls, value: bool, info: ValidationInfo) -> bool:
-        is_moving = info.data.get("enable_eplb", False)
-        if value and (is_moving or info.data.get("ep_dispatch_algorithm") == "dynamic"):
-            changing = "--enable-eplb" if is_moving else "--ep-dispatch-algorithm dynamic"
-            raise ValueError(f"cannot be with {changing}, which changes the order in which a token's experts are added")
-        return value
 
     @field_validator("chunked_prefill_size")
     @classmethod

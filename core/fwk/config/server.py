@@ -45,7 +45,7 @@ class ServerOptions(Options):
     )
     admin_api_key: str | None = option(
         None,
-        "Key of the server's administrator. With it come the routes for administrators (loading LoRA adapters, ...), "
+        "Key of the server's administrator. With it come the routes for administrators (changing plugins, ...), "
         "which take this key and no other; without it they do not exist.",
         is_secret=True,
         min_length=1,

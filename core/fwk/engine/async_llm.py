@@ -16,7 +16,9 @@ import numpy as np
 from fwk.engine.completion import Completion, Following, Key
 from fwk.engine.llm import LLM, Prompt
 from fwk.errors import EngineDead, FwkError
-from fwk.types import AdapterInfo, SamplingParams, TokenEvent
+from fwk.features.server import method_owner, own_fields
+from fwk.plugins import PluginSet, discover
+from fwk.types import SamplingParams, TokenEvent
 
 T = TypeVar("T")
 
@@ -86,6 +88,8 @@ class AsyncLLM:
 
     def __init__(self, model: str | None = None, **options: Any) -> None:
         self._name = model
+        self._plugins: PluginSet | None = options.get("plugins")
+        self._allowed: Sequence[str] = options.get("allow_override", ())
         self._work: queue.SimpleQueue[Work | _WhenIdle | _AtOnce | None] = queue.SimpleQueue()
         self._held: deque[Work | _WhenIdle] = deque()  # one that waits for the engine to be idle, and what came after
         self._calls: dict[Key, _Call] = {}
@@ -121,38 +125,34 @@ class AsyncLLM:
         prompts: Prompt | Sequence[Prompt],
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         n: int = 1,
-        adapter: str | Sequence[str] = "",
+        **fields: Any,
     ) -> list[Completion]:
         """Complete prompts, as ``LLM.generate`` does."""
-        return await self._finish(_Call(False), lambda llm: llm.inputs(prompts, sampling, n, adapter))
+        return await self._finish(_Call(False), lambda llm: llm.inputs(prompts, sampling, n, **fields))
 
     async def chat(
         self,
         messages: Sequence[Mapping[str, Any]],
         sampling: SamplingParams | None = None,
-        adapter: str = "",
         **template: Any,
     ) -> Completion:
         """Answer a conversation, rendered with the model's chat template."""
-        make = partial(_chat_inputs, messages, sampling, adapter, template)
+        make = partial(_chat_inputs, messages, sampling, template)
         return (await self._finish(_Call(False), make))[0]
 
-    async def stream(
-        self, prompt: Prompt, sampling: SamplingParams | None = None, adapter: str = ""
-    ) -> AsyncIterator[str]:
+    async def stream(self, prompt: Prompt, sampling: SamplingParams | None = None, **fields: Any) -> AsyncIterator[str]:
         """Complete one prompt, giving out its text as it comes. Leaving the iterator aborts it."""
-        async for text in self._pieces(lambda llm: llm.inputs([prompt], sampling, 1, adapter)):
+        async for text in self._pieces(lambda llm: llm.inputs([prompt], sampling, 1, **fields)):
             yield text
 
     async def stream_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
         sampling: SamplingParams | None = None,
-        adapter: str = "",
         **template: Any,
     ) -> AsyncIterator[str]:
         """Answer a conversation, giving out the text as it comes."""
-        async for text in self._pieces(partial(_chat_inputs, messages, sampling, adapter, template)):
+        async for text in self._pieces(partial(_chat_inputs, messages, sampling, template)):
             yield text
 
     async def embed(self, texts: Prompt | Sequence[Prompt]) -> np.ndarray:
@@ -163,13 +163,12 @@ class AsyncLLM:
         """Run an operation of a feature, as ``LLM.call_feature`` does."""
         return await self._do(lambda llm: llm.call_feature(feature, operation, *args))
 
-    async def load_adapter(self, name: str, path: str) -> AdapterInfo:
-        """Load the LoRA adapter in a folder; ``name`` is what calls it. Raises ``InvalidRequest``."""
-        return await self._do(lambda llm: llm.load_adapter(name, path))
-
-    async def unload_adapter(self, name: str) -> None:
-        """Forget a LoRA adapter. Raises ``InvalidRequest`` when there is none of that name."""
-        await self._do(lambda llm: llm.unload_adapter(name))
+    def __getattr__(self, name: str) -> Any:
+        """The methods that features add, to be awaited."""
+        owner = None if name.startswith("_") else method_owner(self._plugins or discover(self._allowed), name)
+        if owner is None:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return partial(self.call_feature, owner, name)
 
     async def update_weights(self, model: str, load_format: str | None = None) -> None:
         """Serve another checkpoint's weights, as ``LLM.update_weights`` does, when the calls before this have ended.
@@ -195,7 +194,7 @@ class AsyncLLM:
             if error is None:
                 try:
                     result = work(llm)
-                except FwkError as raised:
+                except (FwkError, TypeError) as raised:  # the latter of arguments that are no feature's
                     error = raised
             loop.call_soon_threadsafe(tell, result, error)
 
@@ -282,7 +281,7 @@ class AsyncLLM:
             for item in make(llm):
                 call.sequences |= llm.submit(item)
                 call.running = set(call.sequences)
-        except FwkError as error:
+        except (FwkError, TypeError) as error:  # the latter of keyword arguments that are no feature's
             self._fail(call, error, llm)
             return
         self._calls |= dict.fromkeys(call.sequences, call)
@@ -339,8 +338,9 @@ def _do(work: Work | _WhenIdle | _AtOnce, llm: LLM) -> None:
 def _chat_inputs(
     messages: Sequence[Mapping[str, Any]],
     sampling: SamplingParams | None,
-    adapter: str,
     template: Mapping[str, Any],
     llm: LLM,
 ) -> Any:
-    return llm.inputs([llm.text.chat_ids(messages, **template)], sampling, 1, adapter)
+    variables = dict(template)
+    fields = own_fields(variables)
+    return llm.inputs([llm.text.chat_ids(messages, **variables)], sampling, 1, **fields)

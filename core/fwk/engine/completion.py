@@ -80,6 +80,7 @@ class Following:
             delta = at_once(self.parts.output(delta))
             text, token_ids = delta.text, delta.token_ids
             done.hidden_states += delta.hidden_states or ()
+            done.prompt_logprobs = done.prompt_logprobs or delta.prompt_logprobs
             has_ended = delta.finish_reason is not None and reason is None
         done.text += text
         done.token_ids.extend(token_ids)
@@ -87,8 +88,6 @@ class Following:
         done.draft_tokens, done.accepted_draft_tokens = event.draft_tokens, event.accepted_draft_tokens
         if event.logprobs is not None:
             done.logprobs = [*(done.logprobs or []), *event.logprobs[:count]]
-        if event.prompt_logprobs is not None:
-            done.prompt_logprobs = event.prompt_logprobs
         if event.error is not None:
             raise InvalidRequest(event.error) if event.is_refusal else RequestFailed(event.error)
         if self.text.stop_string is not None:

@@ -9,16 +9,15 @@ from functools import partial
 from typing import Any
 
 from fwk.config import Config
-from fwk.engine.adapters import Adapters, adapter_paths
 from fwk.engine.gate import CacheGate, GrammarGate
 from fwk.engine.kv_block_manager import KVBlockManager
-from fwk.engine.kv_connector import KVFetches, KVOffers
 from fwk.engine.node import common
 from fwk.engine.plan import Limits, PlannedStep
 from fwk.engine.scheduler import Scheduler
 from fwk.engine.switching import EngineSwitch
 from fwk.engine.transfer import WorkerTransfer
 from fwk.errors import ConfigError, InvalidRequest, ModelLoadError
+from fwk.features.declared import moved_by
 from fwk.features.engine import build_engine_features
 from fwk.interfaces.executor import Executor, ExecutorContext, ExecutorSpec, Worker, WorkerInfo
 from fwk.interfaces.parallel import ParallelGroup
@@ -26,7 +25,6 @@ from fwk.interfaces.prefix_cache import CacheContext, PrefixCache
 from fwk.interfaces.schedule import ScheduleContext, SchedulePolicy
 from fwk.plugins import PluginSet
 from fwk.plugins.selection import check_strict, check_used, choose_tiers
-from fwk.setup.disaggregation import check_disaggregated
 from fwk.setup.resolve import ModelSetup
 from fwk.types import EngineStats, Request, TokenEvent
 from fwk.worker.remote import worker_recipe
@@ -65,14 +63,14 @@ class Engine:
         *,
         is_overlapped: bool = True,
         switch: EngineSwitch | None = None,
-        shares_kv: bool = False,
+        moved_by: str = "",
     ) -> None:
         self.scheduler = scheduler
         self.executor = executor
         self.info = info
         self._depth = executor.depth if is_overlapped else 1
         self.switch = switch
-        self.shares_kv = shares_kv  # with other servers
+        self._moved_by = moved_by  # why K/V leave the engine or come from elsewhere
         self._in_flight: deque[tuple[PlannedStep, Any]] = deque()
 
     def step(self) -> list[TokenEvent]:
@@ -118,10 +116,10 @@ class Engine:
 
         The current weights keep serving. Raises ``InvalidRequest`` when it does not fit, with nothing kept of it.
         """
-        if self.shares_kv:
+        if self._moved_by:
             raise InvalidRequest(
-                "the weights stay as they are: K/V go from one server to another (--disaggregation-mode), which must "
-                "be of the same weights; start the servers again",
+                f"the weights stay as they are: {self._moved_by}, which must be of the same weights; start the servers "
+                "again",
                 "model_path",
             )
         answers: list[dict[str, str]] = self.executor.call("prepare_weights", model, load_format)
@@ -150,11 +148,6 @@ class Engine:
         """Raise ``EngineDead`` when the workers are gone: without a step it would go unnoticed."""
         self.executor.check()
 
-    @property
-    def adapters(self) -> Adapters:
-        """The LoRA adapters requests can ask for; they are loaded and unloaded between steps."""
-        return self.scheduler.adapters
-
     def stats(self) -> EngineStats:
         return self.scheduler.stats()
 
@@ -174,7 +167,6 @@ def build_engine(config: Config, plugins: PluginSet, setup: ModelSetup, replica:
     def make_worker(group: ParallelGroup) -> Worker:
         return LocalWorker(config, setup, group, replica)
 
-    check_disaggregated(config, plugins, setup)  # before weights load
     choose_tiers(plugins, setup.resolution.item("cache"), options.cache_tiers, setup.facts)  # before weights load
     check_strict(config.plugins.strict, setup.reasons)
     _check_media(setup)
@@ -215,20 +207,6 @@ def _check_same_weights(setup: ModelSetup, executor: Executor) -> None:
     wanted = setup.opened.checkpoint.weights_identity()
     if wanted and any(found != wanted for found in executor.call("weights_identity")):
         raise ModelLoadError(f"the weights of {setup.opened.name} changed while the ranks read them: start again")
-
-
-def _adapters(config: Config, executor: Executor) -> Adapters:
-    """The adapters of ``--lora-paths``, loaded."""
-    options = config.engine
-    if not options.enable_lora:
-        return Adapters()
-    adapters = Adapters(options.max_loras_per_batch, options.max_loaded_loras, executor.call)
-    for name, path in adapter_paths(config).items():
-        try:
-            adapters.load(name, path)
-        except InvalidRequest as error:
-            raise ConfigError(f"--lora-paths {name}={path}: {error}") from None
-    return adapters
 
 
 def _assemble(
@@ -274,7 +252,6 @@ def _assemble(
         kv_blocks,
         policy,
         gates=(GrammarGate(executor.call), CacheGate(cache)),
-        adapters=_adapters(config, executor),
         policy_name=setup.factory.item("schedulers").name,
         parts=build_engine_features(
             setup.factory,
@@ -282,21 +259,10 @@ def _assemble(
             block_size=options.page_size,
             max_running=options.max_running_requests,
             is_host=setup.device.is_host,
+            blocks=kv_blocks.reservations,
+            num_running=lambda: scheduler.num_running,
         ),
     )
-    if options.disaggregation_mode == "prefill":
-        scheduler.connect(KVOffers(kv_blocks, executor.call, options.page_size))
-    elif options.disaggregation_mode == "decode":
-        scheduler.connect(
-            KVFetches(
-                kv_blocks,
-                executor.call,
-                block_size=options.page_size,
-                num_running=lambda: scheduler.num_running,
-                num_reserved_tokens=options.num_reserved_decode_tokens,
-                interval=options.disaggregation_decode_polling_interval,
-            )
-        )
     chosen = {**setup.resolution.chosen, **loaded.chosen}
     reasons = [*setup.reasons, *loaded.reasons]
     info = EngineInfo(
@@ -317,5 +283,5 @@ def _assemble(
         info,
         is_overlapped=not options.disable_overlap_schedule,
         switch=EngineSwitch(plugins, scheduler, executor, setup.resolution),
-        shares_kv=options.disaggregation_mode != "null",
+        moved_by=moved_by(setup.factory),
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-from fwk.errors import InvalidRequest
 from fwk.interfaces.model import EncoderInput
 from fwk.types import Request
 
@@ -15,12 +14,7 @@ def placed(request: Request, encoder: EncoderInput, block_size: int) -> Request:
     So the K/V of a layer's cross-attention and those of its self-attention are in blocks of their own, in one table:
     the first are written once and the others grow. Nothing is computed for the places between a prompt's end and that
     of its last block; the prompt's last token is there, so that what counts tokens finds no other.
-    Raises ``InvalidRequest`` for what asks for more of the prompt.
     """
     prompt = request.prompt_token_ids
-    if request.sampling.prompt_logprobs is not None:
-        raise InvalidRequest(
-            "an encoder reads the prompt of this model, so its tokens have no log-probabilities", "prompt_logprobs"
-        )
     tokens = [*prompt, *prompt[-1:] * (-len(prompt) % block_size), *encoder.start]
     return msgspec.structs.replace(request, prompt_token_ids=tokens, num_encoder_tokens=len(prompt))

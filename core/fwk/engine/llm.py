@@ -7,7 +7,7 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, overload
+from typing import Any, cast, overload
 
 import numpy as np
 
@@ -16,7 +16,8 @@ from fwk.engine.completion import Completion, Following, Key
 from fwk.engine.core import Engine, build_engine
 from fwk.engine.progress import offline_bar
 from fwk.errors import ConfigError, InvalidRequest, RequestFailed
-from fwk.features.server import at_once, build_server_features, run
+from fwk.features.declared import refuse_without_server
+from fwk.features.server import at_once, build_server_features, check_fields, method_owner, own_fields, run
 from fwk.interfaces.dialect import EmbedInput, GenerateInput, PlacedInput, check_task
 from fwk.interfaces.feature import ServerPartContext
 from fwk.interfaces.multimodal import MediaItem
@@ -25,7 +26,6 @@ from fwk.plugins.families import FAMILIES
 from fwk.plugins.options import build_config, called, normal, option_owners
 from fwk.process.progress import ProgressBar, set_up_progress
 from fwk.setup.checkpoint import open_model
-from fwk.setup.disaggregation import check_disaggregation_options
 from fwk.setup.resolve import resolve
 from fwk.setup.sampling_defaults import sampling_defaults
 from fwk.text import check_embed_input, model_text, prepare_input
@@ -40,7 +40,7 @@ from fwk.text.media import (
     processor_item,
     without_media,
 )
-from fwk.types import AdapterInfo, Request, SamplingParams, Task, TokenEvent, cache_namespace
+from fwk.types import Request, SamplingParams, Task, TokenEvent, cache_namespace
 from fwk.types.beam_search import Beam, BeamSearch, EarlyStopping
 from fwk.types.sampling import NOTHING_FOLLOWS
 
@@ -58,7 +58,9 @@ class LLM:
         llm.generate("Once upon a time", fwk.SamplingParams(max_tokens=20))[0].text
 
     Options are those of ``fwk serve``, with underscores: ``LLM("folder", attention_backend="torch", page_size=32)``.
-    Not thread-safe. Close it, or use it as a context manager, to stop its workers.
+    Features add methods (``FeatureSpec.methods``), and keyword arguments of those that make texts: one value for all
+    prompts, or a list with one for each. Not thread-safe. Close it, or use it as a context manager, to stop its
+    workers.
     """
 
     def __init__(self, model: str | None = None, *, plugins: PluginSet | None = None, **options: Any) -> None:
@@ -66,13 +68,13 @@ class LLM:
         given = {**options, **({"model": model} if model is not None else {})}
         config = build_config(plugins, given)
         _refuse_server_options(options, plugins)
-        _refuse_sharing(config)
+        refuse_without_server(config, plugins)
         self._load(config, plugins, print)
 
     @classmethod
     def from_config(cls, config: Config, plugins: PluginSet, progress: Callable[[str], None]) -> LLM:
         """An LLM for options already resolved; ``progress`` hears of downloads."""
-        _refuse_sharing(config)
+        refuse_without_server(config, plugins)
         self = cls.__new__(cls)
         self._load(config, plugins, progress)
         return self
@@ -103,6 +105,7 @@ class LLM:
         self._ids = itertools.count()
         context = functools.partial(ServerPartContext, model_name=config.model.model, text=self.text, has_admin=False)
         self._parts = build_server_features(setup.factory, context, self._ask_feature)
+        at_once(self._parts.ready())
         self._media_limits = media_limits(config.model, opened.served.media)
         self._payloads = PayloadFolder()
         item = processor_item(plugins, opened.config, opened.served.media, opened.name)
@@ -149,18 +152,19 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         n: int = 1,
-        adapter: str | Sequence[str] = "",
+        *,
         use_tqdm: bool | None = None,
         media: Sequence[Sequence[MediaItem]] = (),
+        **fields: Any,
     ) -> list[Completion]:
         """Complete prompts (text or token ids), all at once; ``n`` completions each, in the prompts' order.
 
-        ``adapter`` names a loaded LoRA adapter, for all prompts or one for each (empty for the model alone).
         ``use_tqdm``: show a progress bar; by default for several prompts on a terminal or in a notebook.
         ``media``: the images and the like of each prompt, in the order of the marks that stand for them.
+        ``fields``: those of features.
         Raises ``InvalidRequest`` before anything runs when a prompt or its sampling is wrong.
         """
-        items = self.inputs(prompts, sampling, n, adapter, media)
+        items = self.inputs(prompts, sampling, n, media, **fields)
         with offline_bar("prompts", len(items), use_tqdm) as progress:
             return [done for group in self._run(items, progress, True) for done in group]
 
@@ -169,15 +173,16 @@ class LLM:
         prompts: Iterable[Prompt],
         sampling: SamplingParams | None = None,
         n: int = 1,
-        adapter: str = "",
+        *,
         use_tqdm: bool | None = None,
+        **fields: Any,
     ) -> Iterator[list[Completion]]:
         """The same for more prompts than memory holds: the completions of each, one prompt's after another's.
 
         Prompts are read as the engine has room for them, and nothing is kept of those given out. A wrong one raises
         ``InvalidRequest`` when its turn comes. Leaving the iterator aborts what runs.
         """
-        items = (self.inputs([prompt], sampling, n, adapter)[0] for prompt in prompts)
+        items = (self.inputs([prompt], sampling, n, **fields)[0] for prompt in prompts)
         with offline_bar("prompts", None, use_tqdm) as progress:
             yield from self._run(items, progress, False)
 
@@ -223,7 +228,7 @@ class LLM:
         length_penalty: float = 1.0,
         early_stopping: EarlyStopping = False,
         ignore_eos: bool = False,
-        adapter: str | Sequence[str] = "",
+        **fields: Any,
     ) -> list[list[Completion]]:
         """The ``n`` best of ``num_beams`` texts for each prompt, best first; see ``fwk.types.beam_search``.
 
@@ -232,17 +237,18 @@ class LLM:
         if not 1 <= n <= num_beams:
             raise InvalidRequest(f"n must be between 1 and num_beams ({num_beams}), not {n}", "n")
         ends = () if ignore_eos else self._eos_token_ids
-        items = self.inputs(prompts, SamplingParams(max_tokens=max_tokens), 1, adapter)
+        items = self.inputs(prompts, SamplingParams(max_tokens=max_tokens), 1, **fields)
         searches = [BeamSearch(num_beams, ends, max_tokens, length_penalty, early_stopping) for _ in items]
         step = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, logprobs=searches[0].num_candidates)
         while any(not search.is_done for search in searches):
             texts: list[Prompt] = []
-            names: list[str] = []
+            own: dict[str, Any] = {name: list[Any]() for name in fields}
             for item, search in zip(items, searches, strict=True):
                 for beam in [] if search.is_done else search.running:
                     texts.append([*item.prompt_token_ids, *beam.token_ids])
-                    names.append(item.adapter)
-            scores = iter(self.generate(texts, step, adapter=names))
+                    for name, values in own.items():
+                        values.append(getattr(item, name))
+            scores = iter(self.generate(texts, step, **own))
             for search in searches:
                 if not search.is_done:
                     search.update([(next(scores).logprobs or [])[0] for _ in search.running])
@@ -260,30 +266,28 @@ class LLM:
         )
 
     @overload
-    def chat(
-        self, messages: Conversation, sampling: SamplingParams | None = None, adapter: str = "", **template: Any
-    ) -> Completion: ...
+    def chat(self, messages: Conversation, sampling: SamplingParams | None = None, **template: Any) -> Completion: ...
 
     @overload
     def chat(
         self,
         messages: Sequence[Conversation],
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
-        adapter: str = "",
         **template: Any,
     ) -> list[Completion]: ...
 
-    def chat(self, messages: Any, sampling: Any = None, adapter: str = "", **template: Any) -> Any:
-        """Answer a conversation, or each of several, rendered with the model's chat template.
+    def chat(self, messages: Any, sampling: Any = None, **template: Any) -> Any:
+        """Answer a conversation, or each of several, rendered with the model's chat template and its variables.
 
         A content may be a list of parts: ``{"type": "text", "text": ...}``, and of a model that takes images
         ``{"type": "image", "image": ...}`` with the bytes of a file.
         """
         is_one = not messages or isinstance(messages[0], Mapping)
+        fields = own_fields(template)
         conversations: list[Conversation] = [messages] if is_one else list(messages)
         ids: list[Prompt] = [self.text.chat_ids(without_media(one), **template) for one in conversations]
         media = [media_of(one) for one in conversations]
-        found = self.generate(ids, sampling, adapter=adapter, media=media if any(media) else ())
+        found = self.generate(ids, sampling, media=media if any(media) else (), **fields)
         return found[0] if is_one else found
 
     def embed(self, texts: Prompt | Sequence[Prompt], use_tqdm: bool | None = None) -> np.ndarray:
@@ -353,9 +357,9 @@ class LLM:
             raise InvalidRequest(event.error or "the engine refused the request")
         return request.request_id
 
-    def stream(self, prompt: Prompt, sampling: SamplingParams | None = None, adapter: str = "") -> Iterator[str]:
+    def stream(self, prompt: Prompt, sampling: SamplingParams | None = None, **fields: Any) -> Iterator[str]:
         """Complete one prompt, giving out its text as it comes. Leaving the iterator aborts the request."""
-        [(key, entry)] = self.submit(self.inputs([prompt], sampling, 1, adapter)[0]).items()
+        [(key, entry)] = self.submit(self.inputs([prompt], sampling, 1, **fields)[0]).items()
         running = {key}
         try:
             while running:
@@ -373,50 +377,50 @@ class LLM:
 
         Raises ``InvalidRequest`` for a feature that is not on, or that refuses.
         """
+        self._parts.require(feature, operation)
         own = self._parts.operation(feature, operation)
         return self.engine.call_feature(feature, operation, args) if own is None else run(own(*args))
 
     async def _ask_feature(self, feature: str, operation: str, *args: Any) -> list[Any]:
         return [self.engine.call_feature(feature, operation, args)]
 
-    def load_adapter(self, name: str, path: str) -> AdapterInfo:
-        """Load the LoRA adapter in a folder; ``name`` is what requests call it. Raises ``InvalidRequest``."""
-        return self.engine.adapters.load(name, path)
-
-    def unload_adapter(self, name: str) -> None:
-        """Forget a LoRA adapter. Raises ``InvalidRequest`` when there is none of that name."""
-        self.engine.adapters.unload(name)
+    def __getattr__(self, name: str) -> Any:
+        """The methods that features add."""
+        plugins: PluginSet | None = self.__dict__.get("plugins")
+        owner = None if plugins is None or name.startswith("_") else method_owner(plugins, name)
+        if owner is None:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return functools.partial(self.call_feature, owner, name)
 
     def inputs(
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling: SamplingParams | Sequence[SamplingParams] | None,
         n: int,
-        adapter: str | Sequence[str],
         media: Sequence[Sequence[MediaItem]] = (),
+        **fields: Any,
     ) -> list[GenerateInput]:
         """Prompts as checked inputs for ``submit``. Raises ``InvalidRequest``."""
         many: list[Prompt] = _as_list(prompts)
         settings = list(sampling) if isinstance(sampling, (list, tuple)) else [sampling or SamplingParams()] * len(many)
         if len(settings) != len(many):
             raise InvalidRequest(f"{len(many)} prompts, but {len(settings)} sampling settings", "sampling")
-        names = [adapter] * len(many) if isinstance(adapter, str) else list(adapter)
-        if len(names) != len(many):
-            raise InvalidRequest(f"{len(many)} prompts, but {len(names)} adapters", "adapter")
+        check_fields(fields, "LLM.generate")
+        spread = [_spread(name, given, len(many)) for name, given in fields.items()]
         check_task(self.config.model.model, self._task, "generate")
         info = self.engine.info
         inputs: list[GenerateInput] = []
         if media and len(media) != len(many):
             raise InvalidRequest(f"{len(many)} prompts, but media of {len(media)}", "media")
-        for prompt, params, name, own in zip(many, settings, names, media or [()] * len(many), strict=True):
+        for i, (prompt, params, own) in enumerate(zip(many, settings, media or [()] * len(many), strict=True)):
             assert isinstance(params, SamplingParams)
             ids = self.text.encode(prompt) if isinstance(prompt, str) else list(prompt)
-            self.engine.adapters.key_of(name)  # known, before anything runs
-            item = GenerateInput(ids, params, n, adapter=name)
+            item = GenerateInput(ids, params, n, **dict(zip(fields, (values[i] for values in spread), strict=True)))
+            self._parts.check(item)  # before anything runs
             if own:
                 placed = self._place(ids, own)
-                fields = {"media": placed.media, "payload": placed.payload}
-                item = replace(item, prompt_token_ids=placed.token_ids, **fields)
+                media_fields = {"media": placed.media, "payload": placed.payload}
+                item = replace(item, prompt_token_ids=placed.token_ids, **media_fields)
             lengths = {"max_model_len": info.max_model_len, "vocab_size": info.vocab_size}
             item = prepare_input(item, self.text, **lengths, limits=self.text.limits)
             self._parts.check(item)
@@ -438,7 +442,6 @@ class LLM:
         if parts is not None:
             parts.num_open = item.n
             item = at_once(parts.enter(item))
-        adapter = self.engine.adapters.key_of(item.adapter)
         request = Request(
             request_id=f"llm-{next(self._ids)}",
             prompt_token_ids=item.prompt_token_ids,
@@ -446,8 +449,7 @@ class LLM:
             n=item.n,
             priority=item.priority,
             service=item.service,
-            cache_namespace=("" if parts is None else parts.namespace) + cache_namespace(item.cache_salt, adapter),
-            adapter=adapter,
+            cache_namespace=cache_namespace(item.cache_salt, "" if parts is None else parts.namespace),
             features={} if parts is None else parts.features,
         )
         for event in self.engine.add(request):
@@ -475,6 +477,14 @@ class LLM:
         return has_ended
 
 
+def _spread(name: str, given: Any, count: int) -> list[Any]:
+    """A field's value for each prompt. Raises ``InvalidRequest`` where it has another number of them."""
+    values = list(cast("Sequence[Any]", given)) if isinstance(given, list | tuple) else [given] * count
+    if len(values) != count:
+        raise InvalidRequest(f"{count} prompts, but {len(values)} of {name}", name)
+    return values
+
+
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str):
         return [prompts]
@@ -495,13 +505,3 @@ def _refuse_server_options(given: Mapping[str, Any], plugins: PluginSet) -> None
         ours = flags[normal(name)].partition(" ")[0]
         if normal(ours) in served - used:
             raise ConfigError(f"{ours} is for fwk serve: fwk.LLM has no server, so leave {name} out")
-
-
-def _refuse_sharing(config: Config) -> None:
-    """Raise for options of servers that share their work."""
-    check_disaggregation_options(config)
-    if config.engine.disaggregation_mode != "null":
-        raise ConfigError(
-            f"--disaggregation-mode {config.engine.disaggregation_mode} is for fwk serve: fwk.LLM computes its prompts "
-            "itself"
-        )

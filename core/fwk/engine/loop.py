@@ -13,7 +13,6 @@ from fwk.errors import EngineDead, FwkError, InvalidRequest
 from fwk.process.malloc import Heap
 from fwk.types import (
     Abort,
-    AdapterAnswer,
     AddRequest,
     CallFeature,
     CallWorkers,
@@ -22,7 +21,6 @@ from fwk.types import (
     EngineReady,
     EngineStats,
     FromEngine,
-    LoadAdapter,
     Pause,
     Ping,
     Pong,
@@ -32,7 +30,6 @@ from fwk.types import (
     SwitchPlugin,
     ToEngine,
     TokenEvent,
-    UnloadAdapter,
     WorkersAnswer,
 )
 from fwk.types.messages import PROTOCOL
@@ -122,8 +119,6 @@ class EngineLoop:
                 self._send_events(self._engine.abort(request_id, index))
             case Pause(request_id, is_on):
                 self._engine.scheduler.pause(request_id, is_on)
-            case LoadAdapter() | UnloadAdapter():
-                self._change_adapter(message)
             case SwitchPlugin(number):
                 self._send(SwitchAnswer(number, self._switch(message)))
             case CallWorkers(number, name, arguments):
@@ -189,15 +184,6 @@ class EngineLoop:
             return WorkersAnswer(message.number, error=str(error))
         self._heap.trim()
         return WorkersAnswer(message.number, results)
-
-    def _change_adapter(self, message: LoadAdapter | UnloadAdapter) -> None:
-        adapters, number = self._engine.adapters, message.number
-        try:
-            is_new = isinstance(message, LoadAdapter)
-            found = adapters.load(message.name, message.path) if is_new else adapters.unload(message.name)
-            self._send(AdapterAnswer(number, found))
-        except InvalidRequest as error:
-            self._send(AdapterAnswer(number, error=str(error), param=error.param))
 
     def _send_events(self, events: list[TokenEvent]) -> None:
         if events:

@@ -126,7 +126,6 @@ def _load(spec: LaunchSpec) -> tuple[Any, PluginSet, EngineReady]:
         info.vocab_size,
         info.chosen,
         info.reasons,
-        engine.adapters.infos(),
         info.refused,
         info.num_block_tables,
         info.weights_identity,

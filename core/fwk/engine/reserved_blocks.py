@@ -1,28 +1,26 @@
-"""Blocks no running sequence has: being filled for a waiting one, or kept for another server."""
+"""Blocks no running sequence has: being filled for a waiting one, or kept after one has ended."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from fwk.engine.blocks import BlockAllocator
+from fwk.engine.sequence import Sequence as EngineSequence
+from fwk.interfaces.feature import Blocks, FeatureSequence, HeldBlocks, ReservedBlocks
 from fwk.interfaces.prefix_cache import PrefixCache, PrefixMatch
 
 
-@dataclass(eq=False, slots=True)
-class ReservedBlocks:
-    """Blocks for ``token_ids``, which follow the locked path ``node`` of the prefix cache."""
-
-    node: Any
-    block_ids: list[int]
-    token_ids: list[int]
-
-
-class Reservations:
+class Reservations(Blocks):
     """Takes blocks from the allocator, and gives them back, or to the prefix cache."""
 
-    def __init__(self, allocator: BlockAllocator, cache: PrefixCache, block_size: int) -> None:
+    def __init__(
+        self,
+        allocator: BlockAllocator,
+        cache: PrefixCache,
+        block_size: int,
+        match: Callable[[EngineSequence], PrefixMatch],
+    ) -> None:
+        self._match = match
         self._allocator = allocator
         self._cache = cache
         self._block_size = block_size
@@ -33,10 +31,13 @@ class Reservations:
         """All that are reserved; they have no other owner."""
         return [block for reserved in self._open for block in reserved.block_ids]
 
+    def match(self, sequence: FeatureSequence) -> PrefixMatch:
+        assert isinstance(sequence, EngineSequence)
+        return self._match(sequence)
+
     def reserve(
         self, match: PrefixMatch, token_ids: Sequence[int], count: int, num_spare: int = 0
     ) -> ReservedBlocks | None:
-        """Take ``count`` blocks for the tokens after what matched; None where ``num_spare`` more would not be left."""
         self._cache.lock(match.node)  # first: what matched is no room for what follows it
         if count + num_spare > self._allocator.num_available:
             self._cache.unlock(match.node, is_used=False)
@@ -47,7 +48,6 @@ class Reservations:
         return self._open[-1]
 
     def settle(self, reserved: ReservedBlocks, *, has_arrived: bool) -> None:
-        """Give reserved blocks to the prefix cache, if their K/V have arrived, else back."""
         self._open.remove(reserved)
         node, taken = reserved.node, [False] * len(reserved.block_ids)
         if has_arrived:
@@ -55,10 +55,13 @@ class Reservations:
         self._cache.unlock(node, is_used=has_arrived)
         self._allocator.free(b for b, was_taken in zip(reserved.block_ids, taken, strict=True) if not was_taken)
 
-    def hold(self, node: Any) -> None:
-        """Keep a path of the prefix cache until ``let_go``, whatever becomes of the sequence that has it."""
-        self._cache.lock(node)
+    def hold(self, sequence: FeatureSequence, num_tokens: int) -> HeldBlocks | None:
+        assert isinstance(sequence, EngineSequence)
+        blocks = sequence.blocks[: min(num_tokens // self._block_size, sequence.num_shared_blocks)]
+        if not blocks:
+            return None
+        self._cache.lock(sequence.node)
+        return HeldBlocks(sequence.node, blocks)
 
-    def let_go(self, node: Any) -> None:
-        """Keep it no longer than anything else in the cache."""
-        self._cache.unlock(node)
+    def let_go(self, held: HeldBlocks) -> None:
+        self._cache.unlock(held.node)

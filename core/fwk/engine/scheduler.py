@@ -8,12 +8,10 @@ import time
 from bisect import insort
 from collections.abc import Callable, Iterable, Iterator
 
-from fwk.engine.adapters import AdapterGate, Adapters
 from fwk.engine.blocks import OutOfBlocks
 from fwk.engine.encoder_prompt import placed
 from fwk.engine.gate import Gate, PauseGate
 from fwk.engine.kv_block_manager import KVBlockManager
-from fwk.engine.kv_connector import KVConnector
 from fwk.engine.plan import Counters, Limits, PlannedStep, StepPlan
 from fwk.engine.policy_runner import PolicyRunner
 from fwk.engine.sequence import Sequence, Status
@@ -46,7 +44,6 @@ class Scheduler:
         policy: SchedulePolicy,
         now: Callable[[], float] = time.monotonic,
         gates: Iterable[Gate] = (),
-        adapters: Adapters | None = None,
         policy_name: str = "",
         parts: EngineFeatures | None = None,
     ) -> None:
@@ -55,11 +52,9 @@ class Scheduler:
         self.parts = parts or EngineFeatures()
         self._kv_blocks = kv_blocks
         self._policy = PolicyRunner(policy, self, policy_name)
-        self.adapters = adapters or Adapters()
         self._now = now
         self._pauses = PauseGate()
-        self._connector = KVConnector()
-        self._gates = (self._pauses, *gates, AdapterGate(self.adapters, limits.max_running))
+        self._gates = (self._pauses, *gates)
         self._waiting = WaitingQueue()
         self._running: list[Sequence] = []  # by place
         self._by_request: dict[str, list[Sequence]] = {}
@@ -69,11 +64,6 @@ class Scheduler:
         self._num_arrived = 0
         self._steps_since_admission = 0  # steps since the last look at the waiting queue
         self._was_prompts = False  # what the last step computed, where prompts and decoding take turns
-
-    def connect(self, connector: KVConnector) -> None:
-        """From now on K/V of prompts may go to, or come from, other servers."""
-        self._connector = connector
-        self._gates = (self._pauses, connector, *self._gates[1:])
 
     # What policies see (SchedulerView).
 
@@ -155,7 +145,7 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         num_paused = sum(len(self._by_request[request_id]) for request_id in self._pauses.paused)
-        return bool(self._running) or len(self._waiting) > num_paused or self._connector.is_busy or self.parts.is_busy
+        return bool(self._running) or len(self._waiting) > num_paused or self.parts.is_busy
 
     def knows(self, request_id: str) -> bool:
         """Whether any sequence of the request is still waiting or running."""
@@ -181,12 +171,6 @@ class Scheduler:
         if self.limits.encoder is not None:
             request = placed(request, self.limits.encoder, self.limits.block_size)
         parts = self.parts.of(request)
-        try:
-            self.adapters.enter(request.adapter, request.n)
-        except InvalidRequest:
-            for part in parts:
-                part.left(request)
-            raise
         arrival = self._now()
         sequences = [Sequence(request, i, self._num_arrived + i, arrival, parts) for i in range(request.n)]
         self._num_arrived += request.n
@@ -230,7 +214,7 @@ class Scheduler:
         """Plan a step: sequences under way first, then as many waiting ones as fit. None when nothing can run."""
         plan = StepPlan(self.limits.max_step_tokens)
         self._kv_blocks.free_duplicate_blocks()
-        self._connector.collect()
+        self.parts.planning()
         looks = self._should_admit()
         if looks and self._policy.can_preempt:
             self._displace()
@@ -243,7 +227,7 @@ class Scheduler:
                 self._was_prompts = any(not s.samples or s.num_new_tokens > 1 for s in plan.scheduled.values())
                 break
         if not plan.scheduled:
-            for gate in (*self._gates, *self.parts.all):
+            for gate in (*self._gates, *self.parts.waiting):
                 gate.wait()
             return None
         self._counters.steps += 1
@@ -295,7 +279,7 @@ class Scheduler:
     def stats(self) -> EngineStats:
         """Counters and gauges of now; O(1)."""
         total, free, cached = self._kv_blocks.num_blocks, self._kv_blocks.num_free, self._kv_blocks.num_cached
-        c, t = self._counters, self._connector.counts
+        c = self._counters
         return EngineStats(
             num_running=len(self._running),
             num_waiting=len(self._waiting),
@@ -317,19 +301,12 @@ class Scheduler:
             accepted_by_position=tuple(c.accepted_by_position),
             draft_seconds=c.draft_seconds,
             verify_seconds=c.verify_seconds,
-            num_fetching=t.num_fetching,
-            num_offered=t.num_offered,
-            kv_transfers=t.kv_transfers,
-            kv_transfer_failures=t.kv_transfer_failures,
-            kv_transfer_bytes=t.kv_transfer_bytes,
-            kv_transfer_seconds=t.kv_transfer_seconds,
             features=self.parts.stats(),
         )
 
     def check(self) -> None:
         """Prove the books: every block and slot has exactly one owner."""
         self._kv_blocks.check(self._running)
-        self.adapters.check((s.request.adapter for s in self._running), (s.request.adapter for s in self._waiting))
         self.parts.prove(self._running, list(self._waiting))
         slots = [sequence.slot for sequence in self._running]
         if len(set(slots)) != len(slots) or len(slots) + len(self._free_slots) != self.limits.max_running:
@@ -456,7 +433,7 @@ class Scheduler:
         """Whom the policy would start, in its order: those of them who wait, and for nothing of their own."""
         if not self._waiting:
             return
-        for gate in (*self._gates, *self.parts.all):
+        for gate in (*self._gates, *self.parts.polled):
             gate.poll()
         for candidate in self._policy.order(self._waiting):
             if not isinstance(candidate, Sequence) or candidate not in self._waiting:
@@ -513,8 +490,7 @@ class Scheduler:
         computed = sequence.num_computed_tokens
         if not sequence.was_admitted:
             sequence.was_admitted = True
-            found = sequence.num_found_tokens
-            sequence.cached_tokens = computed if found is None else min(computed, found)
+            sequence.cached_tokens = features.cached(sequence, sequence.parts, computed)
             self._counters.prompt_tokens += sequence.request.num_encoder_tokens or sequence.num_prompt_tokens
             self._counters.cached_prompt_tokens += sequence.cached_tokens
             self._counters.restored_prompt_tokens += computed - match.num_tokens
@@ -526,9 +502,8 @@ class Scheduler:
             sequence.num_prompt_tokens,
             computed,
             list(sequence.blocks),
-            sequence.sampling,
+            sequence.request.sampling,
             sequence.seed(self.limits.seed),
-            self.adapters.take(sequence.request.adapter),
             self._kv_blocks.window_ids(sequence, len(sequence.blocks)),
             sequence.request.segment_start,
             sequence.state_source,
@@ -575,7 +550,6 @@ class Scheduler:
             self.parts.took(sequence, sequence.parts, result.features)
         if update.finish_reason is not None:
             self._counters.finished += 1
-            self._connector.finished(sequence)
             self._end(sequence)
         elif not update.token_ids:
             return None
@@ -607,7 +581,6 @@ class Scheduler:
                 gate.ended(sequence)
         sequence.status = Status.FINISHED
         self._policy.tell("on_finished", sequence)
-        self.adapters.leave(sequence.request.adapter)
         siblings = self._by_request[sequence.request.request_id]
         siblings.remove(sequence)
         if not siblings:
@@ -634,13 +607,10 @@ class Scheduler:
         sequence.quiet_until = 0
         sequence.drafts = []
         sequence.has_drafts_in_flight = False
-        if sequence.wants_prompt_logprobs:
-            sequence.prompt_logprobs.clear()
         self._enqueue(sequence)
 
     def _release(self, sequence: Sequence) -> None:
         self._kv_blocks.release(sequence)
-        self.adapters.give_back(sequence.request.adapter)
         self._free_slots.append(sequence.slot)
         self._freed_slots.append(sequence.slot)
         sequence.slot = -1

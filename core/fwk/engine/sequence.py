@@ -5,11 +5,9 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any
 
-import msgspec
-
 from fwk.engine.window_blocks import WindowBlocks
 from fwk.features.engine import Parts
-from fwk.types import FinishReason, Request, SamplingParams, ScheduledSequence, TokenLogprobs
+from fwk.types import FinishReason, Request, ScheduledSequence
 
 
 class Status(Enum):
@@ -44,7 +42,6 @@ class Sequence:
         "num_accepted_drafts",
         "num_computed_tokens",
         "num_drafts",
-        "num_found_tokens",
         "num_pending",
         "num_preemptions",
         "num_shared_blocks",
@@ -52,7 +49,6 @@ class Sequence:
         "order",
         "parts",
         "plain_step",
-        "prompt_logprobs",
         "quiet_until",
         "rank",
         "replaced_blocks",
@@ -96,10 +92,8 @@ class Sequence:
         self.state_saved: tuple[int, int] | None = None  # block at whose end its state is kept, and the place
         self.num_shared_blocks = 0  # leading blocks already offered to the prefix cache
         self.cached_tokens = 0  # of the prompt, found in the cache at first admission
-        self.num_found_tokens: int | None = None  # in the cache, before blocks of its prompt came from another server
         self.num_drafts = self.num_accepted_drafts = 0  # that were verified, and of them
         self.was_admitted = False
-        self.prompt_logprobs: list[TokenLogprobs] = []  # of the prompt's second token on
         self.quiet_until = 0  # with fewer tokens computed, one more needs no block, shares none and is not its last
         self.plain_step: ScheduledSequence | None = None  # one such token, while it has its slot
         self.ending_ids: frozenset[int] | None = None  # tokens that may end it, once somebody has asked
@@ -135,16 +129,9 @@ class Sequence:
         return 1 if given is None else given
 
     @property
-    def wants_prompt_logprobs(self) -> bool:
-        """Whether log-probabilities of its prompt are still to be computed, which takes the whole prompt."""
-        wanted = self.index == 0 and self.request.sampling.prompt_logprobs is not None
-        return wanted and len(self.prompt_logprobs) < self.num_prompt_tokens - 1
-
-    @property
     def num_matchable_tokens(self) -> int:
-        """Tokens that may come from the cache: the last one is computed for its logits, all of them for what is told
-        of the prompt."""
-        count = 0 if self.wants_prompt_logprobs else len(self.token_ids) - 1
+        """Tokens that may come from the cache: the last one is computed for its logits."""
+        count = len(self.token_ids) - 1
         for part in self.parts:
             count = min(count, max(part.matchable(self, count), 0))
         return count
@@ -175,14 +162,6 @@ class Sequence:
     def is_last_token_launched(self) -> bool:
         """Whether the steps already launched produce the last token it may have, or its vector."""
         return self.num_output_tokens + self.num_pending >= max(self.max_tokens, 1)
-
-    @property
-    def sampling(self) -> SamplingParams:
-        """What the workers are told: prompt log-probabilities are computed once a request, by its first sequence."""
-        sampling = self.request.sampling
-        if sampling.prompt_logprobs is None or self.wants_prompt_logprobs:
-            return sampling
-        return msgspec.structs.replace(sampling, prompt_logprobs=None)
 
     def seed(self, server_seed: int) -> int:
         """Its own seed: from the request's, or else from the server's and the order of arrival."""

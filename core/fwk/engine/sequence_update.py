@@ -24,10 +24,7 @@ class SequenceUpdate:
     is_refusal: bool = False
 
     def event(self, sequence: Sequence) -> TokenEvent:
-        """The news for the caller. All of the prompt's log-probabilities come with the first tokens."""
-        prompt_logprobs: list[TokenLogprobs | None] | None = None
-        if sequence.num_output_tokens == len(self.token_ids) and sequence.request.sampling.prompt_logprobs is not None:
-            prompt_logprobs = [None, *sequence.prompt_logprobs]
+        """The news for the caller."""
         return TokenEvent(
             sequence.request.request_id,
             sequence.index,
@@ -36,7 +33,6 @@ class SequenceUpdate:
             self.stop_token_id,
             sequence.cached_tokens,
             self.logprobs,
-            prompt_logprobs,
             self.error,
             self.is_complete,
             self.embedding,
@@ -62,9 +58,7 @@ def plain_event(
     tokens, drafted = result.token_ids, scheduled.draft_token_ids
     if not tokens or result.error is not None or result.is_complete or (drafted and has_states):
         return None
-    if result.logprobs is not None or result.prompt_logprobs is not None:
-        return None
-    if result.embedding is not None or result.features:
+    if result.logprobs is not None or result.embedding is not None or result.features:
         return None
     ending = sequence.ending_ids
     if ending is None:
@@ -111,8 +105,6 @@ def append(
         sequence.num_drafts += len(scheduled.draft_token_ids)
         sequence.num_accepted_drafts += update.num_accepted_drafts
     sequence.drafts = result.draft_token_ids
-    if result.prompt_logprobs is not None:
-        sequence.prompt_logprobs.extend(result.prompt_logprobs)
     for token in result.token_ids:
         sequence.token_ids.append(token)
         update.token_ids.append(token)

@@ -1,12 +1,14 @@
-"""The features of a run."""
+"""The features of a run, and what they declare of it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from fwk.interfaces.feature import FeatureSpec
-from fwk.plugins import PluginFactory, Registered, taking_part
+from fwk.config import Config
+from fwk.errors import ConfigError
+from fwk.interfaces.feature import FeatureRun, FeatureSpec
+from fwk.plugins import PluginFactory, PluginSet, Registered, choose, taking_part
 
 
 def declared(factory: PluginFactory) -> Iterator[tuple[Registered, FeatureSpec, Any]]:
@@ -16,3 +18,34 @@ def declared(factory: PluginFactory) -> Iterator[tuple[Registered, FeatureSpec, 
         assert isinstance(spec, FeatureSpec)
         if run is None or spec.enabled_by or run.refusal(item, options) is None:
             yield item, spec, options
+
+
+def moved_by(factory: PluginFactory) -> str:
+    """Why K/V leave an engine or come from elsewhere (``FeatureSpec.moves_blocks``); empty: they do not."""
+    return next((spec.moves_blocks for _, spec, _ in declared(factory) if spec.moves_blocks), "")
+
+
+def check_run(factory: PluginFactory, run: FeatureRun) -> None:
+    """Raise ``ConfigError`` for a settled run that one cannot be in, ``PluginError`` without a plugin that it uses."""
+    assert factory.resolution is not None
+    for _, spec, options in declared(factory):
+        for family, option in spec.uses:
+            choose(factory.plugins, family, getattr(options, option), factory.resolution.facts)
+        spec.check_run(run, options)
+
+
+def check_server(configs: Sequence[Config], plugins: PluginSet) -> None:
+    """Raise ``ConfigError`` for a server that one cannot be in."""
+    for _, spec, options in declared(PluginFactory(plugins, configs[0].plugin_options)):
+        spec.check_server(configs, options)
+
+
+def refuse_without_server(config: Config, plugins: PluginSet) -> None:
+    """Raise ``ConfigError`` for one that ``fwk.LLM`` cannot have."""
+    for item, spec, _ in declared(PluginFactory(plugins, config.plugin_options)):
+        if spec.needs_server:
+            given = config.plugin_options.get(item.key, {})
+            shown = [f"--{name.replace('_', '-')} {given[name]}" for name in spec.enabled_by if name in given]
+            raise ConfigError(
+                f"{' and '.join(shown) or item.key} is for fwk serve: fwk.LLM has no server, so leave it out"
+            )

@@ -11,7 +11,7 @@ import msgspec
 from fwk.errors import InvalidRequest
 from fwk.features.declared import declared
 from fwk.features.wire import Reader, packed
-from fwk.interfaces.feature import EnginePart, EnginePartContext, FeatureSequence
+from fwk.interfaces.feature import Blocks, EnginePart, EnginePartContext, FeatureSequence
 from fwk.plugins import PluginFactory, build
 from fwk.types import Features, Request
 
@@ -25,6 +25,11 @@ class EngineFeatures:
         self._parts = {part.name: part for part in parts}
         self._results = Reader({part.name: part.context.wire.result for part in parts})
         self.all = tuple(parts)
+        self._busy = _overriding(parts, "is_busy")
+        self._counting = _overriding(parts, "stats")
+        self._planning = _overriding(parts, "planning")
+        self.polled, self.waiting = _overriding(parts, "poll"), _overriding(parts, "wait")
+        """Those that have something to do when the waiting are looked at, and when nothing can run."""
 
     def of(self, request: Request) -> Parts:
         """Those that have a part in a request. Raises ``InvalidRequest`` in the name of one that refuses it."""
@@ -49,9 +54,16 @@ class EngineFeatures:
             if result is not None:
                 part.took(sequence, result)
 
+    def planning(self) -> None:
+        """A step is about to be planned."""
+        for part in self._planning:
+            part.planning()
+
     def stats(self) -> dict[str, dict[str, float]]:
         """The numbers of all that have some."""
-        return {part.name: msgspec.structs.asdict(told) for part in self.all if (told := part.stats()) is not None}
+        return {
+            part.name: msgspec.structs.asdict(told) for part in self._counting if (told := part.stats()) is not None
+        }
 
     def prove(self, running: Collection[FeatureSequence], waiting: Collection[FeatureSequence]) -> None:
         """``EnginePart.prove`` of all."""
@@ -61,7 +73,7 @@ class EngineFeatures:
     @property
     def is_busy(self) -> bool:
         """Whether one is."""
-        return any(part.is_busy for part in self.all)
+        return any(part.is_busy for part in self._busy)
 
     def call(self, name: str, operation: str, arguments: Sequence[Any]) -> Any:
         """Run an operation; of the worker parts where the engine part has none of that name.
@@ -80,6 +92,10 @@ class EngineFeatures:
             part.close()
 
 
+def _overriding(parts: Sequence[EnginePart], name: str) -> Parts:
+    return tuple(part for part in parts if getattr(type(part), name) is not getattr(EnginePart, name))
+
+
 def new(sequence: FeatureSequence, parts: Parts) -> Features:
     """What the workers are told as a sequence takes a slot."""
     return {part.name: packed(told) for part in parts if (told := part.new(sequence)) is not None}
@@ -96,6 +112,13 @@ def event(sequence: FeatureSequence, parts: Parts) -> Features:
     return {part.name: packed(told) for part in parts if (told := part.event(sequence)) is not None}
 
 
+def cached(sequence: FeatureSequence, parts: Parts, count: int) -> int:
+    """How many of the tokens that it starts with the client is told were cached."""
+    for part in parts:
+        count = min(count, part.cached(sequence, count))
+    return count
+
+
 def build_engine_features(
     factory: PluginFactory,
     call: Callable[..., list[Any]],
@@ -103,6 +126,8 @@ def build_engine_features(
     block_size: int,
     max_running: int,
     is_host: bool,
+    blocks: Blocks | None = None,
+    num_running: Callable[[], int] = lambda: 0,
 ) -> EngineFeatures:
     """The parts of all features that are on. call: of all workers (``Executor.call``)."""
     parts: list[EnginePart] = []
@@ -115,6 +140,8 @@ def build_engine_features(
             block_size=block_size,
             max_running=max_running,
             is_host=is_host,
+            blocks=blocks,
+            num_running=num_running,
         )
         parts.append(build(item, context, spec.engine) if spec.engine else EnginePart(context))
     return EngineFeatures(parts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Container, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -12,12 +12,13 @@ from typing import Any, TypeVar
 from fwk.errors import InvalidRequest, NotServed
 from fwk.features.declared import declared
 from fwk.features.wire import Reader, packed
-from fwk.interfaces.dialect import EmbedInput, GenerateInput, OutputDelta
+from fwk.interfaces.dialect import FEATURE_FIELDS, EmbedInput, GenerateInput, OutputDelta
 from fwk.interfaces.feature import FeatureSpec, RequestPart, ServerPart, ServerPartContext
 from fwk.interfaces.lifecycle import PluginLifecycle
 from fwk.plugins import PluginFactory, PluginSet, Registered, build
 from fwk.types import Features
-from fwk.types.sampling import FEATURE_FIELDS, SamplingParams
+from fwk.types.sampling import FEATURE_FIELDS as SAMPLING_FIELDS
+from fwk.types.sampling import SamplingParams
 
 T = TypeVar("T")
 
@@ -38,11 +39,17 @@ class ServerFeatures:
     """All that take part in serving a model."""
 
     def __init__(
-        self, built: Sequence[_Built] = (), events: Reader | None = None, refused: Mapping[str, str] | None = None
+        self,
+        built: Sequence[_Built] = (),
+        events: Reader | None = None,
+        plugins: PluginSet | None = None,
+        on: Iterable[str] = (),
     ) -> None:
-        """refused: by field of ``SamplingParams``, why no request may set it."""
+        """plugins: all that are installed, for what is said of those that are off. on: names of those that are not."""
         self._built = built
-        self._refused = refused or {}
+        self._plugins = plugins
+        self._on = set(on)
+        self._refused = {} if plugins is None else _refused(plugins, self._on)
         self._checking = [one.part for one in built if type(one.part).check is not ServerPart.check]
         self.events = events or Reader({})
         self.params = [one.params for one in built if one.params is not None]
@@ -51,14 +58,32 @@ class ServerFeatures:
     def __iter__(self) -> Iterator[tuple[Registered, ServerPart]]:
         return iter([(one.item, one.part) for one in self._built])
 
+    def service(self, kind: type[T]) -> T | None:
+        """The first part that is a ``kind``."""
+        return next((one.part for one in self._built if isinstance(one.part, kind)), None)
+
     def check(self, item: GenerateInput | EmbedInput) -> None:
-        """Raise ``InvalidRequest`` for what no feature that is on does, and for what one of them refuses."""
+        """Raise ``InvalidRequest`` for an input that asks for what is off, or that a part knows to be wrong."""
+        for field, (feature, idle) in FEATURE_FIELDS.items():
+            if getattr(item, field, idle) != idle:
+                self.require(feature, field)
         if isinstance(item, GenerateInput):
             for name, why in self._refused.items():
                 if getattr(item.sampling, name) != getattr(_UNSET, name):
                     raise InvalidRequest(f"{name} {why}", name)
         for part in self._checking:
             part.check(item)
+
+    def require(self, feature: str, what: str) -> None:
+        """Raise ``InvalidRequest`` with what to do about it unless a feature is on. what: needs it."""
+        if feature in self._on:
+            return
+        item = None if self._plugins is None else self._plugins.by_family.get("features", {}).get(feature)
+        how = "none of that name is installed: install a package that has it"
+        if item is not None:
+            flags = " or ".join("--" + name.replace("_", "-") for name in item.declaration.enabled_by)
+            how = f"start with {flags}" if flags else "it has no part in this process"
+        raise InvalidRequest(f"{what} needs the feature {feature!r}: {how}", what)
 
     def open(self, item: GenerateInput | EmbedInput, caller: str = "", *, waits: bool = True) -> RequestFeatures | None:
         """What they do for a request; None where none has to do with it. waits: whether they may, in an event loop."""
@@ -72,6 +97,15 @@ class ServerFeatures:
         """What a server part does by a name; None where it has none."""
         found = next((one.part for one in self._built if one.item.name == feature), None)
         return None if found is None else found.operations().get(name)
+
+    async def ready(self) -> None:
+        """The engines serve for the first time. Raises ``ConfigError`` for one that cannot."""
+        for one in self._built:
+            await one.part.engines_ready()
+
+    def trouble(self) -> str | None:
+        """What of them cannot be used."""
+        return "; ".join(filter(None, (one.part.trouble() for one in self._built))) or None
 
     def close(self) -> None:
         """The server stops."""
@@ -97,10 +131,14 @@ class RequestFeatures:
         """Have them check and complete an input; what became of it. Raises ``InvalidRequest`` and ``NotServed``."""
         for name, seconds, part in self._parts:
             item = await self._within(seconds, name, part.check(item))
+        others: tuple[str, ...] = ()
         for name, seconds, part in self._parts:
+            part.others = others
             told = await self._within(seconds, name, part.enter(item))
             if told is not None:
                 self.features[name] = packed(told)
+            if told is not None or part.namespace:
+                others = (*others, name)
         spaces = [f"{name}:{part.namespace}\0" for name, _, part in self._parts if part.namespace]
         self.namespace = "".join(spaces)
         return item
@@ -170,7 +208,8 @@ def build_server_features(
 ) -> ServerFeatures:
     """The parts of all features that are on.
 
-    context: lacks name, ask, options and lifecycle. ask: takes the feature's name first. lifecycle: for a plugin.
+    context: lacks name, ask, options, lifecycle and plugins. ask: takes the feature's name first. lifecycle: for a
+    plugin.
     """
     built: list[_Built] = []
     events: dict[str, Any] = {}
@@ -178,9 +217,27 @@ def build_server_features(
         events[item.name] = spec.wire.event
         if spec.server:
             life = lifecycle(item.source)
-            own = context(name=item.name, ask=partial(ask, item.name), options=options, lifecycle=life)
+            own = context(name=item.name, ask=partial(ask, item.name), options=options, lifecycle=life, plugins=factory)
             built.append(_Built(item, build(item, own, spec.server), spec.params))
-    return ServerFeatures(built, Reader(events), _refused(factory.plugins, events))
+    return ServerFeatures(built, Reader(events), factory.plugins, events)
+
+
+def method_owner(plugins: PluginSet, method: str) -> str | None:
+    """The feature, on or off, of whose ``FeatureSpec.methods`` this is one; None where nobody's is."""
+    specs = [item.declaration for item in plugins.family("features")]
+    return next((spec.name for spec in specs if isinstance(spec, FeatureSpec) and method in spec.methods), None)
+
+
+def check_fields(given: Mapping[str, Any], method: str) -> None:
+    """Raise ``TypeError``, as a call of a function does, for keyword arguments that are no ``FEATURE_FIELDS``."""
+    for name in given:
+        if name not in FEATURE_FIELDS:
+            raise TypeError(f"{method}() got an unexpected keyword argument {name!r}")
+
+
+def own_fields(given: dict[str, Any]) -> dict[str, Any]:
+    """Take the ``FEATURE_FIELDS`` out of keyword arguments."""
+    return {name: given.pop(name) for name in FEATURE_FIELDS if name in given}
 
 
 def _refused(plugins: PluginSet, on: Container[str]) -> dict[str, str]:
@@ -188,7 +245,7 @@ def _refused(plugins: PluginSet, on: Container[str]) -> dict[str, str]:
     specs = [item.declaration for item in plugins.family("features")]
     owners = {name: spec for spec in specs if isinstance(spec, FeatureSpec) for name in spec.fields}
     found: dict[str, str] = {}
-    for name in FEATURE_FIELDS:
+    for name in SAMPLING_FIELDS:
         owner = owners.get(name)
         if owner is None:
             found[name] = "needs a feature that is not installed (fwk plugins list): install the plugin that has it"

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 from fwk.errors import BlameSequence, FwkError, one_line_traceback
 from fwk.features.declared import declared
 from fwk.features.wire import Reader, packed
-from fwk.interfaces.feature import LoadedModel, WorkerPart, WorkerPartContext
-from fwk.plugins import PluginFactory, build
-from fwk.types import Batch, ForwardBatch, NewSequence, SequenceResult
+from fwk.interfaces.feature import LoadedModel, ModelBuild, Plugins, WorkerCache, WorkerPart, WorkerPartContext
+from fwk.interfaces.model import ModelContext
+from fwk.plugins import PluginFactory, build, choose
+from fwk.types import Batch, Features, ForwardBatch, NewSequence, SequenceResult
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,6 +35,13 @@ class WorkerFeatures:
         self._places = {part.context.name: i for i, part in enumerate(self._parts)}
         self._sequences = Reader({part.context.name: part.context.wire.sequence for part in self._parts})
         self._by_bits: dict[int, tuple[WorkerPart, ...]] = {0: ()}
+        self.drafting: dict[int, list[WorkerPart]] = {}
+        """By slot, of sequences that have some: the parts that may know what comes next."""
+
+    @property
+    def has_drafts(self) -> bool:
+        """Whether a part may know what comes next in a sequence."""
+        return any(map(_drafts, self._parts))
 
     def bits(self, new: NewSequence) -> int:
         """Which of them have a part in a sequence."""
@@ -59,9 +67,13 @@ class WorkerFeatures:
                         other.forget(new.slot)
                     raise
                 begun.append(part)
+        drafting = [part for part in begun if _drafts(part)]
+        if drafting:
+            self.drafting[new.slot] = drafting
 
     def forget(self, slot: int, bits: int) -> None:
         """A sequence in which these have a part has left its slot."""
+        self.drafting.pop(slot, None)
         for part in self.of(bits):
             part.forget(slot)
 
@@ -77,15 +89,48 @@ class WorkerFeatures:
         """What they may keep in memory besides."""
         return sum(part.kept_bytes(takes) for part in self._parts)
 
+    def model_context(self, context: ModelContext, build: ModelBuild) -> list[str]:
+        """A model is about to be built. Returns what tells apart the weights of those that change them."""
+        told = [(key, part.model_context(context, build)) for key, part in zip(self._keys, self._parts, strict=True)]
+        return [f"{key}: {words}" for key, words in told if words]
+
+    def rehearsal(self) -> Callable[[int], Features]:
+        """What sequences of the largest step are told, by their number, once all is held that they can ask for."""
+        told = {part.context.name: own for part in self._parts if (own := part.rehearsal())}
+        return lambda number: {name: packed(own[number % len(own)]) for name, own in told.items()}
+
+    def rehearsed(self) -> None:
+        """What was held for it is forgotten."""
+        for part in self._parts:
+            part.rehearsed()
+
     def model_loaded(self, loaded: LoadedModel) -> None:
         """The model is there, or another in its place."""
         for part in self._parts:
             part.model_loaded(loaded)
 
+    def cache_allocated(self, cache: WorkerCache) -> None:
+        """The KV cache is there."""
+        for part in self._parts:
+            part.cache_allocated(cache)
+
+    def warmed_up(self) -> None:
+        """Steps from here on are of requests."""
+        for part in self._parts:
+            part.warmed_up()
+
+    def between_steps(self) -> list[Callable[[], None]]:
+        """What there is to do between two steps."""
+        return [part.between_steps for part in self._parts if type(part).between_steps is not WorkerPart.between_steps]
+
     def close(self) -> None:
         """The worker stops."""
         for part in self._parts:
             part.close()
+
+
+def _drafts(part: WorkerPart) -> bool:
+    return type(part).next_tokens is not WorkerPart.next_tokens
 
 
 def run_operation(key: str, name: str, operation: Callable[..., Any], *args: Any) -> Any:
@@ -130,11 +175,31 @@ def wants_hidden(parts: Sequence[WorkerPart], slots: np.ndarray) -> bool:
     return any(part.wants_hidden(slots) for part in parts)
 
 
-def build_worker_features(factory: PluginFactory, context: Callable[..., WorkerPartContext]) -> WorkerFeatures:
-    """The parts of all features that are on. context: lacks name, wire and options."""
+class PartPlugins:
+    """``Plugins`` of a worker. chosen gets the names of those that parts choose, by family; reasons, why not others."""
+
+    def __init__(self, factory: PluginFactory, chosen: dict[str, str], reasons: list[str]) -> None:
+        self._factory = factory
+        self._chosen = chosen
+        self._reasons = reasons
+        self.build, self.build_all = factory.build, factory.build_all
+
+    def choose(self, family: str, name: str, context: Callable[..., object], **fields: Any) -> Any:
+        assert self._factory.resolution is not None
+        selection = choose(self._factory.plugins, family, name, self._factory.resolution.facts)
+        assert selection.chosen is not None, "choose raises when nothing is possible"
+        self._chosen[family] = selection.chosen.name
+        self._reasons.extend(selection.reasons())
+        return self._factory.build(selection.chosen, context, **fields)
+
+
+def build_worker_features(
+    factory: PluginFactory, context: Callable[..., WorkerPartContext], plugins: Plugins
+) -> WorkerFeatures:
+    """The parts of all features that are on. context: lacks name, wire, options and plugins."""
     parts: list[tuple[str, WorkerPart]] = []
     for item, spec, options in declared(factory):
         if spec.worker:
-            own = context(name=item.name, wire=spec.wire, options=options)
+            own = context(name=item.name, wire=spec.wire, options=options, plugins=plugins)
             parts.append((item.key, build(item, own, spec.worker)))
     return WorkerFeatures(parts)

@@ -173,6 +173,7 @@ class Declaration:
     options: the plugin's own options; they become flags, YAML keys, help and documentation.
     enabled_by: names among these options, in a family of which every installed plugin takes part: this one is off, and
         what ``load`` names is not imported, until one of them is set.
+    disabled_by: names among these options that turn it off when they are set.
     api: the family's API version the plugin was written for (``fwk.plugins.VERSIONS`` has the newest of each).
     override: may take a name another package has, if the user also says ``--allow-override FAMILY.NAME``.
     switches: flags without a value that select it, for families that an option chooses from.
@@ -189,6 +190,7 @@ class Declaration:
     rank: int = 0
     options: type[Options] | None = None
     enabled_by: tuple[str, ...] = ()
+    disabled_by: tuple[str, ...] = ()
     api: int = 1
     override: bool = False
     switches: tuple[str, ...] = ()
@@ -205,9 +207,10 @@ class Declaration:
         options = cast(object, self.options)
         if options is not None and not (isinstance(options, type) and issubclass(options, Options)):
             raise TypeError(f"{type(self).__name__} {self.name!r}: options must be a subclass of fwk.Options")
-        unknown = set(self.enabled_by) - set(self.options.model_fields if self.options is not None else ())
-        if unknown:
-            raise ValueError(f"{type(self).__name__} {self.name!r}: enabled_by names no option of its own: {unknown}")
+        for what, names in (("enabled_by", self.enabled_by), ("disabled_by", self.disabled_by)):
+            unknown = set(names) - set(self.options.model_fields if self.options is not None else ())
+            if unknown:
+                raise ValueError(f"{type(self).__name__} {self.name!r}: {what} names no option of its own: {unknown}")
 
     def refusal(self, facts: Facts) -> str | None:
         """Why this plugin cannot serve the run described by ``facts``, in one sentence; None when it can.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from fwk.errors import FwkError, InvalidRequest, RequestFailed
 from fwk.interfaces.declaration import Declaration
@@ -18,6 +18,8 @@ from fwk.types import Features, FinishReason, Media, SamplingParams, Service, Ta
 if TYPE_CHECKING:
     from fastapi import FastAPI
     from pydantic import BaseModel
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -72,7 +74,8 @@ class GenerateInput:
     """One prompt to complete, as a dialect hands it to the frontend.
 
     label, operation and trace are for observers only: the client's own request id, what was asked in OpenTelemetry's
-    words (``chat``, ``text_completion``, ...), and where the request comes from (see ``trace_context``).
+    words (``chat``, ``text_completion``, ...), and where the request comes from (see ``trace_context``). A field whose
+    metadata names a ``feature`` is that one's: without it, a request that sets the field is refused.
     """
 
     prompt_token_ids: list[int]
@@ -81,13 +84,19 @@ class GenerateInput:
     priority: int = 0
     service: Service = Service()
     cache_salt: str = ""
-    adapter: str = ""  # name of a loaded LoRA adapter
+    adapter: str = field(default="", metadata={"feature": "lora"})  # name of a loaded LoRA adapter
     label: str = ""
     operation: str = "text_completion"
     trace: Mapping[str, str] = field(default_factory=dict[str, str])
     extras: Mapping[str, Any] = field(default_factory=dict[str, Any])
     media: Sequence[Media] = ()  # and ``payload``: of ``Frontend.place_media``
     payload: Any = None
+
+
+FEATURE_FIELDS: Mapping[str, tuple[str, Any]] = {
+    own.name: (own.metadata["feature"], own.default) for own in fields(GenerateInput) if "feature" in own.metadata
+}
+"""Fields of a ``GenerateInput`` that are a feature's: its name, and the value that asks nothing of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +194,28 @@ class AdapterCard:
     name: str
     source: str
     created: int
+
+
+class AdapterRegistry(ABC):
+    """The adapters that requests can ask for: a service (``Frontend.service``) of the server part that has them."""
+
+    @property
+    @abstractmethod
+    def cards(self) -> Mapping[str, AdapterCard]:
+        """``Frontend.adapters``."""
+
+    @property
+    @abstractmethod
+    def can_load(self) -> bool:
+        """``Frontend.can_load_adapters``."""
+
+    @abstractmethod
+    async def load(self, name: str, source: str) -> AdapterCard:
+        """``Frontend.load_adapter``."""
+
+    @abstractmethod
+    async def unload(self, name: str) -> None:
+        """``Frontend.unload_adapter``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,19 +413,33 @@ class Frontend(ABC):
         """Whether the model's engines run; else the next request starts them."""
         return True
 
+    def service(self, kind: type[T]) -> T | None:
+        """The server part of a feature that is a ``kind``, a class of ``fwk.interfaces``; None: none is on."""
+        return None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All that a request's ``model`` may be, but for two of them with a colon between."""
+        return (self.card.name, *self.card.other_names, *self.adapters)
+
     @property
     def adapters(self) -> Mapping[str, AdapterCard]:
         """The LoRA adapters requests can ask for now, by name."""
-        return {}
+        registry = self.service(AdapterRegistry)
+        return {} if registry is None else registry.cards
 
     @property
     def can_load_adapters(self) -> bool:
         """Whether clients may load and unload adapters: LoRA is on, and a source has places to look."""
-        return False
+        registry = self.service(AdapterRegistry)
+        return registry is not None and registry.can_load
 
     async def load_adapter(self, name: str, source: str) -> AdapterCard:
         """Load the LoRA adapter that a LoRA source knows as ``source``. Raises ``InvalidRequest``."""
-        raise InvalidRequest("this server loads no LoRA adapters while it runs", "lora_name")
+        registry = self.service(AdapterRegistry)
+        if registry is None:
+            raise InvalidRequest("this server loads no LoRA adapters while it runs", "lora_name")
+        return await registry.load(name, source)
 
     async def update_weights(self, model: str, load_format: str | None = None, *, aborts: bool = False) -> int:
         """Serve the weights of another checkpoint of the same kind, in all engines or in none.
@@ -411,7 +456,10 @@ class Frontend(ABC):
 
     async def unload_adapter(self, name: str) -> None:
         """Take no more requests for an adapter; those under way finish. Raises ``InvalidRequest``."""
-        raise InvalidRequest("this server unloads no LoRA adapters while it runs", "lora_name")
+        registry = self.service(AdapterRegistry)
+        if registry is None:
+            raise InvalidRequest("this server unloads no LoRA adapters while it runs", "lora_name")
+        await registry.unload(name)
 
     @property
     @abstractmethod

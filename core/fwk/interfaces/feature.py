@@ -5,16 +5,20 @@ Core keeps lists of parts, which are empty in a run without features, and asks n
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import msgspec
 
+from fwk.config import Config
+from fwk.interfaces.attention import AttentionLayer
 from fwk.interfaces.declaration import Declaration, Facts
 from fwk.interfaces.dialect import EmbedInput, Frontend, GenerateInput, OutputDelta, TextTools
+from fwk.interfaces.grammar import Grammar
 from fwk.interfaces.lifecycle import PluginLifecycle
-from fwk.interfaces.model import HiddenTap, Model
+from fwk.interfaces.model import Encoder, HiddenTap, Model, ModelContext
+from fwk.interfaces.prefix_cache import PrefixMatch
 from fwk.interfaces.schedule import SequenceView
 from fwk.types import Batch, ForwardBatch, NewSequence, Request
 
@@ -26,6 +30,28 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Ask = Callable[..., Awaitable[Any]]
+
+
+class Plugins(Protocol):
+    """Builds plugins of other families for a feature's part, as core does for itself."""
+
+    def build(self, plugin: str, context: Callable[..., object], **fields: Any) -> Any:
+        """The object of the plugin that the run has chosen from family ``plugin``, of ``context(**fields, options=)``.
+
+        Raises ``PluginLoadError``, or the plugin's own ``FwkError``.
+        """
+        ...
+
+    def build_all(self, family: str, context: Callable[..., object], **fields: Any) -> Iterator[tuple[Any, Any]]:
+        """Each plugin of a family of which all take part, best rank first: its declaration, and its object."""
+        ...
+
+    def choose(self, family: str, name: str, context: Callable[..., object], **fields: Any) -> Any:
+        """The object of a family's plugin of that name, or for ``auto`` of the best one that can serve the run.
+
+        In a worker, which shows it at /server_info. Raises ``PluginError``.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +71,26 @@ class Wire:
     stats: type[msgspec.Struct] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class FeatureRun:
+    """A run whose plugins are settled, before its weights are read: what ``FeatureSpec.check_run`` goes by.
+
+    model: as the user gave it. runner: ``generate`` or ``pool``. is_recurrent, has_encoder, media: of the model.
+    chosen: what was settled, by family. features: the names of those that are on. one_server: what the user gave to
+    turn on those that have ``FeatureSpec.one_server``, and why.
+    """
+
+    config: Config
+    model: str
+    runner: str = "generate"
+    is_recurrent: bool = False
+    has_encoder: bool = False
+    media: frozenset[str] = frozenset()
+    chosen: Mapping[str, Declaration] = field(default_factory=dict[str, Declaration])
+    features: frozenset[str] = frozenset()
+    one_server: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
 @dataclass(frozen=True, kw_only=True)
 class FeatureSpec(Declaration):
     """Declares a feature; every installed one takes part, one with ``enabled_by`` when it is turned on.
@@ -56,8 +102,18 @@ class FeatureSpec(Declaration):
     probe. ``load`` is the first of them unless it is given.
     wire: what they send one another.
     params: pydantic model of the request fields that the server part reads, in ``GenerateInput.sampling.extra``.
+    methods: operations of the server part that ``fwk.LLM`` and ``fwk.AsyncLLM`` have as methods of these names.
+    one_server: why it is refused where K/V go from one server to another; empty: it is not.
     fields: those among ``fwk.types.sampling.FEATURE_FIELDS`` that ask for the feature. A request that sets one is
     refused where no feature that is on has it.
+    runners: what may run a model in which the worker part has a part (``ModelSpec.runner``). With ``pool``, it is told
+        of no sequence.
+    needs_server: ``fwk.LLM`` refuses it.
+    moves_blocks: why K/V leave the engine, or come from elsewhere, block by block, in words for a refusal; empty: they
+        do not. Where they do, layers share one block table, the weights stay, and the model's files are hashed.
+    changes_kv: False: tokens have the same K/V with it and without, so that its options are no part of what tells K/V
+        apart, between runs and between servers.
+    uses: families of which its worker parts build a plugin, each with the option of its own that names it.
     """
 
     family: ClassVar[str] = "features"
@@ -68,7 +124,14 @@ class FeatureSpec(Declaration):
     worker: str = ""
     wire: Wire = Wire()
     params: type[BaseModel] | None = None
+    methods: tuple[str, ...] = ()
+    one_server: str = ""
     fields: tuple[str, ...] = ()
+    runners: tuple[str, ...] = ("generate",)
+    needs_server: bool = False
+    moves_blocks: str = ""
+    changes_kv: bool = True
+    uses: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         places = [place for place in (self.server, self.engine, self.worker) if place]
@@ -79,11 +142,21 @@ class FeatureSpec(Declaration):
             raise ValueError(f"FeatureSpec {self.name!r}: none of server, engine and worker names a part")
         object.__setattr__(self, "load", self.load or places[0])
         super().__post_init__()
+        unknown = {name for _, name in self.uses} - set(self.options.model_fields if self.options is not None else ())
+        if unknown:
+            raise ValueError(f"FeatureSpec {self.name!r}: uses names no option of its own: {unknown}")
 
     def refusal(self, facts: Facts) -> str | None:
-        if self.worker and facts.task not in ("", "generate"):
-            return f"has a part in steps of models that generate, and this one is served to {facts.task}"
-        return super().refusal(facts)
+        why = super().refusal(facts)
+        if why is None and self.worker and "pool" not in self.runners and facts.task not in ("", "generate"):
+            why = f"has a part in steps of models that generate, and this one is served to {facts.task}"
+        return why
+
+    def check_run(self, run: FeatureRun, options: Any) -> None:
+        """Raise ``ConfigError`` for a run that it cannot be in. Called before weights are read; options: its own."""
+
+    def check_server(self, configs: Sequence[Config], options: Any) -> None:
+        """Raise ``ConfigError`` for a server of these models that it cannot be in. Called before anything starts."""
 
 
 # The part in the server.
@@ -98,6 +171,7 @@ class ServerPartContext:
         Plain data both ways. Raises ``InvalidRequest`` with the first refusal, ``EngineDead`` when no engine lives.
     frontend: the served model as dialects see it; None in ``fwk.LLM``.
     has_admin: whether the server has an administrator, for whom ``admin_routes`` are.
+    plugins: builds plugins of families that this process has.
     """
 
     name: str
@@ -108,6 +182,7 @@ class ServerPartContext:
     frontend: Frontend | None = None
     lifecycle: PluginLifecycle = field(default_factory=PluginLifecycle)
     has_admin: bool = True
+    plugins: Plugins | None = None
 
 
 class RequestPart:
@@ -115,6 +190,9 @@ class RequestPart:
 
     namespace: str = ""
     """What separates the request's K/V from those of others, where the feature changes them; as of ``enter``."""
+
+    others: tuple[str, ...] = ()
+    """Features of better rank that send the engine something with the request, or have a namespace; as of ``enter``."""
 
     async def check(self, item: Any) -> Any:
         """Complete or change the input, a ``GenerateInput`` or an ``EmbedInput``, before anything is queued.
@@ -145,6 +223,9 @@ class ServerPart:
     max_seconds: float = 30.0
     """What a request may wait for one call of a ``RequestPart``; then it is answered with 503."""
 
+    public_paths: ClassVar[tuple[str, ...]] = ()
+    """Of its routes those that no API key opens: it checks by itself who asks."""
+
     def __init__(self, context: ServerPartContext) -> None:
         self.context = context
 
@@ -159,13 +240,26 @@ class ServerPart:
         return {}
 
     def check(self, item: GenerateInput | EmbedInput) -> None:
-        """An input comes in, checked by core, before any of its call runs. Raises ``InvalidRequest``. Must be quick."""
+        """A dialect has made an input, which may be one of several: raise ``InvalidRequest`` if it can only be wrong.
+
+        Must be quick. Called before the engines serve, too, and for inputs that are never sent.
+        """
 
     def open(self, item: GenerateInput | EmbedInput, caller: str) -> RequestPart | None:
         """What is done for a request; None, at no cost, for one that the feature has nothing to do with.
 
         caller: the name of the API key's holder, where it has one (``item.service.tenant`` stands for the key itself).
         """
+        return None
+
+    async def engines_ready(self) -> None:
+        """The engines serve for the first time, and the server does after this: what they alone know can be asked for.
+
+        Raises ``ConfigError`` to end it.
+        """
+
+    def trouble(self) -> str | None:
+        """What of it cannot be used while the server goes on serving: /health says so. O(1)."""
         return None
 
     async def engine_begins(self, ask: Ask) -> None:
@@ -197,7 +291,61 @@ class FeatureSequence(SequenceView, Protocol):
     @property
     def num_prompt_tokens(self) -> int: ...
     @property
+    def num_matchable_tokens(self) -> int:
+        """Its leading tokens whose K/V may come from the prefix cache."""
+        ...
+
+    @property
     def is_running(self) -> bool: ...
+
+
+@dataclass(eq=False, slots=True)
+class ReservedBlocks:
+    """Blocks for ``token_ids``, which follow the locked path ``node`` of the prefix cache."""
+
+    node: Any
+    block_ids: list[int]
+    token_ids: list[int]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class HeldBlocks:
+    """Blocks at the beginning of a locked path ``node`` of the prefix cache."""
+
+    node: Any
+    block_ids: list[int]
+
+
+class Blocks(Protocol):
+    """The engine's KV cache, for parts that fill blocks before a sequence starts, or keep some after it has ended."""
+
+    def match(self, sequence: FeatureSequence) -> PrefixMatch:
+        """What the prefix cache has of a sequence's matchable tokens now."""
+        ...
+
+    def reserve(
+        self, match: PrefixMatch, token_ids: Sequence[int], count: int, num_spare: int = 0
+    ) -> ReservedBlocks | None:
+        """Take ``count`` blocks for the tokens after what matched; None where ``num_spare`` more would not be left.
+
+        token_ids: the sequence's. What matched stays where it is until ``settle``.
+        """
+        ...
+
+    def settle(self, reserved: ReservedBlocks, *, has_arrived: bool) -> None:
+        """Give reserved blocks to the prefix cache, if their K/V have arrived, else back. Nothing may write to them."""
+        ...
+
+    def hold(self, sequence: FeatureSequence, num_tokens: int) -> HeldBlocks | None:
+        """Keep the full blocks of a running sequence's first tokens, whatever becomes of it, until ``let_go``.
+
+        Those that the prefix cache has, and with them all that it has of the sequence; None where it has none of them.
+        """
+        ...
+
+    def let_go(self, held: HeldBlocks) -> None:
+        """Keep them no longer than anything else in the cache."""
+        ...
 
 
 class Gate:
@@ -236,6 +384,7 @@ class EnginePartContext:
         the answers by rank. Raises ``FwkError`` with a refusal.
     wire: the feature's. block_size: tokens in a block of the KV cache. max_running: sequences that run at once.
     is_host: whether workers compute on the host itself.
+    blocks: of the KV cache. num_running: how many sequences run now.
     """
 
     name: str
@@ -245,6 +394,8 @@ class EnginePartContext:
     block_size: int = 16
     max_running: int = 256
     is_host: bool = True
+    blocks: Blocks | None = None
+    num_running: Callable[[], int] = lambda: 0
 
 
 class EnginePart(Gate):
@@ -296,6 +447,13 @@ class EnginePart(Gate):
     def matchable(self, sequence: FeatureSequence, count: int) -> int:
         """How many of its first ``count`` tokens may come from the prefix cache."""
         return count
+
+    def cached(self, sequence: FeatureSequence, count: int) -> int:
+        """It starts for the first time with the K/V of ``count`` tokens: how many the client is told were cached."""
+        return count
+
+    def planning(self) -> None:
+        """A step is about to be planned, in which sequences that it concerns may have no part."""
 
     def limit(self, sequence: FeatureSequence, start: int, count: int) -> int:
         """How many of ``count`` prompt tokens from ``start`` on may be computed in one step; at least 1."""
@@ -350,24 +508,56 @@ class EnginePart(Gate):
 
 
 @dataclass(frozen=True, slots=True)
+class ModelBuild:
+    """A model that a worker is about to build.
+
+    role: in this run. loader: the plugin that reads it. can_reread: whether its weights can be read again while it
+    serves, as those in files can.
+    """
+
+    role: Literal["served", "draft", "head"]
+    loader: str = ""
+    can_reread: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class LoadedModel:
     """The served model, as a worker has built it.
 
     taps: by the number of layers before them, the places where its residual stream may be changed; empty for a model
-    without.
+    without. made: ``ModelContext.made``.
     """
 
-    model: Model
+    model: Model | Encoder
     taps: Mapping[int, HiddenTap]
+    made: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerCache:
+    """A worker's KV cache, as it was allocated.
+
+    layers: with K/V of their own (``kv_cache``: [num_blocks, *block_shape], on the device; ``kv_spec``: their format).
+    in_common: what a worker of this rank must have in common with another, perhaps on another machine, for blocks of
+        the one to be blocks of the other, by the words that a message calls it by; it waits for the hash of the model's
+        files (``FeatureSpec.moves_blocks`` starts it early).
+    """
+
+    layers: Sequence[AttentionLayer]
+    num_blocks: int
+    block_size: int
+    in_common: Callable[[], Mapping[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerPartContext:
     """What a worker part is built with, before the model is.
 
-    rank: of ``size`` workers that compute a model together. send: brings an array to the device without waiting.
+    rank: of ``size`` workers that compute a model together. dtype: of the model. plugins: builds plugins of families
+    that compute. send: brings an array to the device without waiting.
     to_host: begins a tensor's copy into the host's memory, which is whole when ``WorkerPart.results`` is called; on the
-    host it is the tensor itself.
+    host it is the tensor itself. grammar: that of the sequence in a slot, after its tokens that are sure, to be asked
+    and not advanced; None without one, and where only the end may follow.
     """
 
     name: str
@@ -383,6 +573,9 @@ class WorkerPartContext:
     vocab_size: int = 0
     hidden_size: int = 0
     num_layers: int = 0
+    dtype: torch.dtype | None = None
+    plugins: Plugins | None = None
+    grammar: Callable[[int], Grammar | None] = lambda slot: None
 
 
 class WorkerPart:
@@ -415,8 +608,47 @@ class WorkerPart:
         """
         return {}
 
+    def model_context(self, context: ModelContext, build: ModelBuild) -> str:
+        """A model is about to be built: complete what it is built with, and keep in ``context.made`` what is its own.
+
+        Asked for the served model, again for one with other weights, which may be discarded, and for what drafts.
+        Returns what tells apart the weights that workers then hold, for the cache of packed ones; empty: nothing is
+        changed. Raises ``FwkError`` for a model that it cannot go with.
+        """
+        return ""
+
     def model_loaded(self, loaded: LoadedModel) -> None:
         """The model is there, the KV cache is not yet; and again, when it was built anew with other weights."""
+
+    def cache_allocated(self, cache: WorkerCache) -> None:
+        """The KV cache is there; nothing has run yet. Raises ``ConfigError`` for one that does not do."""
+
+    def rehearsal(self) -> Sequence[msgspec.Struct]:
+        """The largest step is about to be run, to see what memory it takes: hold as much as its sequences can ask for.
+
+        Returns what its sequences are told, in turn, of ``Wire.sequence``; none: it has no part in that step.
+        """
+        return ()
+
+    def rehearsed(self) -> None:
+        """That was it: forget what was held for it."""
+
+    def warmed_up(self) -> None:
+        """Steps from here on are of requests, until other weights are loaded."""
+
+    def next_tokens(self, slot: int) -> Sequence[int]:
+        """What comes next in the sequence of a slot, as far as that is known, after its tokens that are sure.
+
+        Asked after a step that chose tokens of it. They are verified in one step, in place of a decoder's drafts that
+        begin otherwise, and are drafts and no more: the model may pick others.
+        """
+        return ()
+
+    def between_steps(self) -> None:
+        """A step of any sequences was launched, and the next one was not; all ranks are at the same step.
+
+        Engines wait for it. What it raises ends the engine.
+        """
 
     def begin(self, new: NewSequence, asked: Any) -> None:
         """A sequence takes slot ``new.slot``. asked: of ``Wire.sequence``. Raises ``BlameSequence`` to refuse it."""
@@ -425,7 +657,10 @@ class WorkerPart:
         """It has left the slot."""
 
     def wants_hidden(self, slots: np.ndarray) -> bool:
-        """Whether ``computed`` reads the hidden states of all tokens of a step of the sequences in ``slots``."""
+        """Whether all layers must compute all tokens of a step of the sequences in ``slots``.
+
+        Else the last one may leave out those that are not sampled after; ``computed`` then sees of some tokens alone.
+        """
         return False
 
     def inputs(self, batch: Batch, forward: ForwardBatch) -> None:

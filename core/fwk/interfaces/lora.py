@@ -4,18 +4,45 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import msgspec
+
 from fwk.interfaces.declaration import Declaration
 from fwk.interfaces.device import Upload, upload_to
+from fwk.types import ForwardBatch
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from fwk.types import ForwardBatch
+
+class AdapterInfo(msgspec.Struct, array_like=True, frozen=True):
+    """A loaded LoRA adapter. ``key`` is its name and the hash of its content: another content is another adapter."""
+
+    name: str
+    key: str
+    path: str
+    rank: int
+
+
+@dataclass(slots=True)
+class AdaptedBatch(ForwardBatch):
+    """A step, and the slot of each token's adapter: [num_tokens] int32, -1 for none; None: no token has one."""
+
+    adapter_ids: Tensor | None = None
+    adapter_ids_np: Any = None
+
+    @classmethod
+    def of(cls, batch: ForwardBatch, adapter_ids: Tensor | None = None, adapter_ids_np: Any = None) -> AdaptedBatch:
+        """A step's inputs, and the slots."""
+        return cls(*_inputs(batch), adapter_ids=adapter_ids, adapter_ids_np=adapter_ids_np)
+
+
+_inputs = attrgetter(*(item.name for item in fields(ForwardBatch)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +152,10 @@ class LoRABackend(ABC):
         """Forget what is in a slot."""
 
     @abstractmethod
-    def plan(self, batch: ForwardBatch) -> None:
+    def plan(self, batch: AdaptedBatch) -> None:
         """Prepare for a step whose tokens have ``batch.adapter_ids``: slots, -1 for none; None when no token has one.
 
-        Valid for every ``apply`` until the next call.
+        Valid for every ``apply`` until the next call. Before the first one no token has an adapter.
         """
 
     @abstractmethod

@@ -57,7 +57,8 @@ class ModelContext:
     ``lora``, linear layers register there, and adapters change them; a second model in the worker is built without.
     ``is_greedy`` is on the device and holds 1 in steps that need no logit but the largest of each row
     (``QuantMethod.lm_head``). None: no step of this model says so. ``taps`` collects the places where heads may read
-    the residual stream, each by the number of layers before it.
+    the residual stream, each by the number of layers before it. ``made`` holds what features' parts in the worker keep
+    of this model (``WorkerPart.model_context``), by their names.
     """
 
     config: ModelConfig
@@ -84,6 +85,7 @@ class ModelContext:
     media: frozenset[str] = frozenset()  # kinds that the run takes: of others, the model need load nothing
     ep_size: int = 1  # by how many the experts of a layer are divided; it divides ``tp.size``
     expert_placement: ExpertPlacement | None = None  # None: ranks hold equal ranges of a layer's experts
+    made: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
 class HiddenTap(Protocol):

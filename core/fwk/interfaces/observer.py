@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import msgspec
+
 from fwk.interfaces.declaration import Declaration
 from fwk.interfaces.lifecycle import Call, PluginLifecycle
 from fwk.types import Batch, EngineStats, SamplingParams
@@ -78,6 +80,8 @@ class ObserverContext:
         (``ObserverSpec.worker``) in every worker, between two steps; the answers, by engine, then by rank. Raises
         ``InvalidRequest`` with the first refusal, ``EngineDead`` when no engine lives.
     has_admin: whether the server has an administrator, for whom ``admin_routes`` are.
+    feature_stats: the class of ``EngineStats.features[name]`` for each feature that is on and counts something; a field
+        may say what it is (``msgspec.Meta(description=...)``).
     """
 
     model_name: str
@@ -88,6 +92,7 @@ class ObserverContext:
     shared: dict[str, Any] = field(default_factory=dict[str, Any])
     call_workers: Callable[..., Awaitable[list[list[Any]]]] = no_workers
     has_admin: bool = True
+    feature_stats: Mapping[str, type[msgspec.Struct]] = field(default_factory=dict[str, type[msgspec.Struct]])
 
 
 class Observer:

@@ -38,11 +38,11 @@ class Family:
     """One kind of plugin.
 
     suite: the contract suite, ``"module:class"`` of the kit's package of suites.
-    option: the core option whose value names the plugin (or plugins); None while no option chooses from the family.
+    option: the option, core's or a plugin's, whose value names the plugin (or plugins); None while none does.
     part_options: core options that each name a plugin for a part of the work, in place of ``option``'s.
     takes_all: every installed plugin takes part, so there is nothing to choose.
     pattern_option: a core option with values ``PATTERN=NAME``, which choose plugins for parts of the model.
-    switch: the core option without which nothing of the family is used.
+    switch: the option, core's or a plugin's, without which nothing of the family is used.
     has_none: ``none`` does without a plugin of the family.
     serves: only a server has plugins of the family; ``fwk.LLM`` builds none.
     version: raise ``newest`` with the interface, and add an adapter for the version before.

@@ -32,7 +32,7 @@ from fwk.plugins.discovery import PluginSet, Registered
 from fwk.plugins.families import FAMILIES, Family
 from fwk.plugins.lock import check_lock
 from fwk.plugins.peers import FALSE, TRUE, foreign, meant, note
-from fwk.plugins.selection import AUTO, closest, find, is_enabled, option_value, own_name, static_choice
+from fwk.plugins.selection import AUTO, closest, find, is_enabled, is_used, option_value, own_name, static_choice
 
 _log = logging.getLogger(__name__)
 
@@ -219,8 +219,8 @@ def _check_names(config: Config, plugins: PluginSet) -> None:
 def _chosen_by(config: Config, plugins: PluginSet, family: Family) -> Iterator[tuple[str, str]]:
     """Options that choose from a family, and each name that they are given."""
     for option in (*((family.option,) if family.option else ()), *family.part_options):
-        value = option_value(config, plugins, option) or ()  # the plugin whose option it is may not be installed
-        yield from ((option, name) for name in ((value,) if isinstance(value, str) else value))
+        value = option_value(config, plugins, option)
+        yield from ((option, name) for name in ((value,) if isinstance(value, str) else value or ()))
     if family.pattern_option:
         yield from (
             (family.pattern_option, text.rpartition("=")[2]) for text in getattr(config.engine, family.pattern_option)
@@ -235,8 +235,7 @@ def _check_selected(config: Config, plugins: PluginSet) -> None:
         family = FAMILIES[owner.item.family]
         given = config.plugin_options[owner.key]
         first = flag(next(iter(given)))
-        if family.switch is not None and not getattr(config.engine, family.switch):
-            raise ConfigError(f"{first} belongs to {owner.key}, which is not used: add {flag(family.switch)}")
+        _check_used(config, plugins, owner.item, first)
         if not family.takes_all:
             selected = _selected(config, plugins, family)
             others = [o for o in option_owners(plugins) if o.item and set(given) <= set(o.model.model_fields)]
@@ -248,16 +247,30 @@ def _check_selected(config: Config, plugins: PluginSet) -> None:
                 how = f"select it with {flag(family.option)} {able}" if family.option else "nothing selects it"
                 raise ConfigError(f"{first} belongs to {owner.key}, which is not selected: {how}, or leave {first} out")
         elif not is_enabled(owner.item.declaration, given):
-            switches = owner.item.declaration.enabled_by
-            others = [name for name in given if name not in switches]
+            on, off = owner.item.declaration.enabled_by, owner.item.declaration.disabled_by
+            others = [name for name in given if name not in (*on, *off)]
             if others:
                 _validated(owner.model, given)  # an option may say better what it needs
-                ways = " or ".join(map(flag, switches))
+                ways = " or ".join([*map(flag, on), *(f"{flag(name)} false" for name in off if name in given)])
                 raise ConfigError(f"{flag(others[0])} belongs to {owner.key}, which is off: turn it on with {ways}")
         options = _validated(owner.model, given)
         conflict = owner.item.declaration.conflict(options, config.engine)
         if conflict is not None:
             raise ConfigError(conflict)
+
+
+def _check_used(config: Config, plugins: PluginSet, item: Registered, first: str) -> None:
+    """Raise ``ConfigError`` for a plugin's option, ``first``, where the run uses nothing of its family."""
+    family = FAMILIES[item.family]
+    if family.switch is not None and not is_used(config, plugins, item.family):
+        raise ConfigError(f"{first} belongs to {item.key}, which is not used: add {flag(family.switch)}")
+    owners = [o.item for o in option_owners(plugins) if family.option in o.model.model_fields]
+    if family.option is not None and not owners:
+        raise ConfigError(f"{first} belongs to {item.key}, and no installed plugin uses a {family.noun}")
+    chooser = owners[0] if owners else None
+    if chooser is not None and not is_enabled(chooser.declaration, config.plugin_options.get(chooser.key, {})):
+        ways = " or ".join(map(flag, chooser.declaration.enabled_by))
+        raise ConfigError(f"{first} belongs to {item.key}, which is not used: add {ways}, or leave {first} out")
 
 
 def _selected(config: Config, plugins: PluginSet, family: Family) -> set[str]:

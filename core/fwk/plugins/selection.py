@@ -185,23 +185,44 @@ def plugin_options(item: Registered, given: Mapping[str, Mapping[str, object]]) 
         raise ConfigError(f"{flag} of {item.key}: {what_is_wrong(first)}") from None
 
 
-def option_value(config: Config, plugins: PluginSet, option: str) -> Any:
-    """What an option says, as it was given or by default, whoever declares it; None: nothing installed does."""
+def option_value(config: Config, plugins: PluginSet, name: str) -> Any:
+    """The value, as it was given, of an option that a family names (``Family.option``, ``Family.switch``).
+
+    It is core's, or of the plugin that declares it. None where nothing installed has it.
+    """
     for part in (config.engine, config.model, config.server):
-        if option in type(part).model_fields:
-            return getattr(part, option)
+        if name in type(part).model_fields:
+            return getattr(part, name)
     for item in plugins.all():
-        model = item.declaration.options
-        if model is not None and option in model.model_fields:
-            return config.plugin_options.get(item.key, {}).get(option, model.model_fields[option].default)
+        options = item.declaration.options
+        if options is not None and name in options.model_fields:
+            return config.plugin_options.get(item.key, {}).get(name, options.model_fields[name].default)
     return None
 
 
+def is_used(config: Config, plugins: PluginSet, family: str) -> bool:
+    """Whether a run uses anything of a family, as far as its switch tells."""
+    switch = FAMILIES[family].switch
+    return switch is None or option_value(config, plugins, switch) not in OFF
+
+
+OFF = (None, False, "false", "False")
+"""What an option that turns something on is when it does not."""
+
+
 def is_enabled(declaration: Declaration, given: Mapping[str, object]) -> bool:
-    """Whether a plugin with ``enabled_by`` is turned on by its options as ``given``; one without always is."""
-    if not declaration.enabled_by:
-        return True
-    return any(given.get(name) not in (None, False, "false", "False") for name in declaration.enabled_by)
+    """Whether a plugin is turned on by its options as ``given``, or not turned off; one without switches always is.
+
+    None, false, and what an option is when it is not given turn nothing on or off.
+    """
+    fields = declaration.options.model_fields if declaration.options is not None else {}
+
+    def is_set(name: str) -> bool:
+        return given.get(name) not in OFF and given[name] != fields[name].default
+
+    if any(map(is_set, declaration.disabled_by)):
+        return False
+    return not declaration.enabled_by or any(map(is_set, declaration.enabled_by))
 
 
 def taking_part(

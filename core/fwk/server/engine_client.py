@@ -25,8 +25,6 @@ from fwk.server.admission import Receiver
 from fwk.server.engine_process import EngineProcess
 from fwk.types import (
     Abort,
-    AdapterAnswer,
-    AdapterInfo,
     AddRequest,
     CallFeature,
     CallWorkers,
@@ -35,7 +33,6 @@ from fwk.types import (
     EngineReady,
     EngineStats,
     FromEngine,
-    LoadAdapter,
     Pause,
     Ping,
     Pong,
@@ -46,14 +43,13 @@ from fwk.types import (
     SwitchPlugin,
     ToEngine,
     TokenEvent,
-    UnloadAdapter,
     WeightsAction,
     WorkersAnswer,
 )
 
 log = logging.getLogger(__name__)
 
-Numbered = LoadAdapter | UnloadAdapter | SwitchPlugin | CallWorkers | CallFeature | ChangeWeights
+Numbered = SwitchPlugin | CallWorkers | CallFeature | ChangeWeights
 
 PING_SECONDS = 0.5
 STOP_SECONDS = 3.0
@@ -172,14 +168,6 @@ class EngineClient:
         if self._dead is None and not self._closing:
             self._send(Pause(request_id, is_on))
 
-    async def load_adapter(self, name: str, path: str) -> AdapterInfo:
-        """Load a LoRA adapter. Raises ``InvalidRequest`` with the engine's words."""
-        return await self._ask(LoadAdapter(self._next_number(), name, path))
-
-    async def unload_adapter(self, name: str) -> AdapterInfo:
-        """Take a LoRA adapter's name away. Raises ``InvalidRequest`` with the engine's words."""
-        return await self._ask(UnloadAdapter(self._next_number(), name))
-
     async def switch(self, family: str, name: str, options: Mapping[str, object], is_on: bool) -> None:
         """Exchange a plugin in the engine. Raises ``InvalidRequest`` with the engine's words; then nothing changed."""
         await self._ask(SwitchPlugin(self._next_number(), family, name, dict(options), is_on))
@@ -296,9 +284,6 @@ class EngineClient:
             case Pong(_, stats):
                 self._last_pong = time.monotonic()
                 self._note(stats)
-            case AdapterAnswer(number, adapter, error, param):
-                self._last_pong = time.monotonic()
-                self._take_answer(number, adapter, error, param)
             case SwitchAnswer(number, error):
                 self._last_pong = time.monotonic()
                 self._take_answer(number, None, error, "options")

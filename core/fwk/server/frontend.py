@@ -9,16 +9,14 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import msgspec
 
 from fwk.config import ServerOptions
-from fwk.errors import EngineDead, InvalidRequest
+from fwk.errors import EngineDead
 from fwk.features.server import RequestFeatures, ServerFeatures
 from fwk.interfaces.dialect import (
-    AdapterCard,
     EmbedInput,
     Frontend,
     GenerateInput,
@@ -26,7 +24,6 @@ from fwk.interfaces.dialect import (
     OutputDelta,
     PlacedInput,
 )
-from fwk.interfaces.lora import LoRASource
 from fwk.interfaces.multimodal import MediaItem
 from fwk.interfaces.observer import RequestRecord
 from fwk.interfaces.parser import StreamParser, ToolParser
@@ -37,17 +34,18 @@ from fwk.server.media_reader import MediaReader
 from fwk.server.middleware import current_headers
 from fwk.server.observer_dispatch import Observers
 from fwk.server.parsers import Parsers
-from fwk.server.remote_prefill import RemotePrefill
 from fwk.server.replicas import Replicas
 from fwk.server.stream_interval import DeltaBuffer
 from fwk.server.streams import EventStream, PendingEmbedding, SequenceStream
 from fwk.text import ModelText, check_embed_input, prepare_input
 from fwk.text.grammars import Grammars
 from fwk.text.media import check_media
-from fwk.types import AdapterInfo, GrammarRequest, KVSource, Request, SamplingParams, TokenEvent, cache_namespace
+from fwk.types import GrammarRequest, Request, SamplingParams, TokenEvent, cache_namespace
 from fwk.types.sampling import NOTHING_FOLLOWS, GrammarKind
 from fwk_jobs.client import Work, current_work
 from fwk_jobs.pool import WaitingPool
+
+T = TypeVar("T")
 
 DEFAULTS = ServerOptions()
 
@@ -61,6 +59,10 @@ _decode_sampling = msgspec.msgpack.Decoder(SamplingParams).decode
 def _copied(sampling: SamplingParams) -> SamplingParams:
     """For observers: its lists are theirs, and may be changed without harm."""
     return _decode_sampling(_encode(sampling))
+
+
+def _namespace(item: GenerateInput, parts: RequestFeatures | None) -> str:
+    return cache_namespace(item.cache_salt, "" if parts is None else parts.namespace)
 
 
 class ServerFrontend(Frontend):
@@ -89,13 +91,9 @@ class ServerFrontend(Frontend):
         self._parsers = parsers
         self._client = client
         self._observers = observers
-        self._adapters: dict[str, AdapterCard] = {}
-        self._adapter_keys: dict[str, str] = {}
-        self.lora_sources: list[LoRASource] = []
         self.key_names: Mapping[str, str] = {}  # of the holders of keys, by tenant
         self.weights: ServedWeights | None = None
         self.note_weights: Callable[[str, str | None], ServedWeights | None] = lambda model, load_format: None
-        self.remote_prefill: RemotePrefill | None = None  # what computes prompts in other servers
         self.parts = ServerFeatures()  # of features
         self._stream_interval = options.stream_interval
         self.grammar_in_reasoning = options.grammar_in_reasoning
@@ -138,13 +136,8 @@ class ServerFrontend(Frontend):
     def is_loaded(self) -> bool:
         return not self._client.sleep.is_asleep
 
-    @property
-    def adapters(self) -> Mapping[str, AdapterCard]:
-        return self._adapters
-
-    @property
-    def can_load_adapters(self) -> bool:
-        return any(source.is_open for source in self.lora_sources)
+    def service(self, kind: type[T]) -> T | None:
+        return self.parts.service(kind)
 
     @property
     def processor_params(self) -> Sequence[type[Any]]:
@@ -174,8 +167,7 @@ class ServerFrontend(Frontend):
         if trouble is not None:
             raise EngineDead(trouble)
         self.card.check_task("generate")
-        if self._is_settled or item.adapter not in self._adapters:  # else it is loaded with the engines
-            self._adapter_key(item.adapter)
+        self.parts.check(item)
         card, limits = self.card, self._model_text.limits
         lengths = {"max_model_len": card.max_model_len, "vocab_size": card.vocab_size}
         item = prepare_input(item, self.text, **lengths, limits=limits)
@@ -213,42 +205,6 @@ class ServerFrontend(Frontend):
     def reasoning_parser(self, prompt_tail: str = "") -> StreamParser | None:
         return None if self._parsers.reasoning.is_none else self._parsers.reasoning.make((), prompt_tail)
 
-    def _adapter_key(self, name: str) -> str:
-        if name and name not in self._adapter_keys:
-            raise InvalidRequest(f"no LoRA adapter {name[:128]!r} is loaded", "model")
-        return self._adapter_keys[name] if name else ""
-
-    def expect_adapter(self, name: str) -> None:
-        """The engine will load an adapter before it serves: until then requests for it are early, not wrong."""
-        self._adapters[name] = AdapterCard(name, name, int(time.time()))
-
-    def add_adapter(self, info: AdapterInfo, source: str) -> AdapterCard:
-        """The engine has loaded an adapter."""
-        self._adapter_keys[info.name] = info.key
-        shown = info.name if Path(source).is_absolute() else source  # all clients see it: where it lies stays untold
-        card = self._adapters[info.name] = AdapterCard(info.name, shown, int(time.time()))
-        return card
-
-    async def load_adapter(self, name: str, source: str) -> AdapterCard:
-        if self.card.is_called(name):
-            raise InvalidRequest(f"{name!r} is the served model's own name", "lora_name")
-        for place in self.lora_sources:
-            path = await self.run_blocking(place.find, source)
-            if path is not None:
-                # A client that goes away meanwhile leaves no adapter behind that the engine has and nobody knows of.
-                return await asyncio.shield(asyncio.ensure_future(self._load_adapter(name, str(path), source)))
-        raise InvalidRequest("lora_path names no adapter in the folders this server may load from", "lora_path")
-
-    async def _load_adapter(self, name: str, path: str, source: str) -> AdapterCard:
-        return self.add_adapter(await self._client.load_adapter(name, path), source)
-
-    async def unload_adapter(self, name: str) -> None:
-        # Gone here before the engine hears of it: what was sent before is served, nothing is sent after.
-        self._adapter_keys.pop(name, None)
-        if self._adapters.pop(name, None) is None:
-            raise InvalidRequest(f"no LoRA adapter {name[:128]!r} is loaded", "lora_name")
-        await self._client.unload_adapter(name)
-
     async def update_weights(self, model: str, load_format: str | None = None, *, aborts: bool = False) -> int:
         # A client that goes away meanwhile does not leave some engines with it and others without.
         work = self._update_weights(model, load_format, aborts=aborts)
@@ -270,8 +226,7 @@ class ServerFrontend(Frontend):
         async with self._through_features(item) as (item, parts):
             async with self._client.sleep.awake():
                 await self._check_grammar(item)  # it may have been checked before the engines had settled
-                source = None if parts is not None and parts.features else await self._kv_source(item)
-                request, record, stream = self._submit(item, arrived, source, parts)
+                request, record, stream = self._submit(item, arrived, parts)
             num_open = item.n
             content: list[list[str]] | None = None
             if record.prompt_token_ids is not None:
@@ -328,18 +283,10 @@ class ServerFrontend(Frontend):
             self._client.abort(record.request_id, delta.index)
         return delta
 
-    async def _kv_source(self, item: GenerateInput) -> KVSource | None:
-        """Where K/V of the prompt are, if another server has computed them."""
-        if self.remote_prefill is None:
-            return None
-        namespace = cache_namespace(item.cache_salt, self._adapter_key(item.adapter))
-        return await self.remote_prefill.source(item.prompt_token_ids, namespace, item.priority, item.sampling)
-
     def _submit(
-        self, item: GenerateInput, arrived: float, kv_source: KVSource | None, parts: RequestFeatures | None
+        self, item: GenerateInput, arrived: float, parts: RequestFeatures | None
     ) -> tuple[Request, RequestRecord, EventStream]:
         """Send a checked input to the engines, which run."""
-        adapter = self._adapter_key(item.adapter)
         request = Request(
             request_id=uuid.uuid4().hex,
             prompt_token_ids=item.prompt_token_ids,
@@ -347,9 +294,7 @@ class ServerFrontend(Frontend):
             n=item.n,
             priority=item.priority,
             service=item.service,
-            cache_namespace=("" if parts is None else parts.namespace) + cache_namespace(item.cache_salt, adapter),
-            adapter=adapter,
-            kv_source=kv_source,
+            cache_namespace=_namespace(item, parts),
             features={} if parts is None else parts.features,
         )
         record = RequestRecord(
@@ -385,6 +330,7 @@ class ServerFrontend(Frontend):
             raise EngineDead(trouble)
         if self.card.task == "generate":
             self.card.check_task("embed")
+        self.parts.check(item)
         card, limits = self.card, self._model_text.limits
         lengths = {"max_model_len": card.max_model_len, "vocab_size": card.vocab_size}
         item = check_embed_input(item, **lengths, limits=limits)

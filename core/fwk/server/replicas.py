@@ -21,7 +21,7 @@ from fwk.server.engine_client import EngineClient
 from fwk.server.engine_process import EngineProcess
 from fwk.server.engine_sleep import RELEASED, EngineSleep
 from fwk.server.slow_start import SlowStart
-from fwk.types import AdapterInfo, EngineReady, EngineStats, Request, TokenEvent
+from fwk.types import EngineReady, EngineStats, Request, TokenEvent
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +85,6 @@ class Replicas:
         self.on_engine_death: Callable[[str], None] | None = None
         self._past = [EngineStats() for _ in self._clients]  # what engines had done that have died since
         self._deaths: list[list[float]] = [[] for _ in self._clients]
-        self._adapters: dict[str, str] = {}  # loaded while serving: name -> path
         self._switched: dict[tuple[str, str], EngineSwitching] = {}
         self._weights: NewWeights | None = None  # in place of those of the start
         self._first_weights: str | None = None  # the identity of those of the start, once an engine has told it
@@ -235,35 +234,6 @@ class Replicas:
             self._clients[placed.replica].forget(request_id)
             self.sleep.note_use()
 
-    async def load_adapter(self, name: str, path: str) -> AdapterInfo:
-        """Load a LoRA adapter into every engine that lives, or into none. Raises ``InvalidRequest``."""
-        async with self.sleep.awake():
-            return await self._load_adapter(name, path)
-
-    async def _load_adapter(self, name: str, path: str) -> AdapterInfo:
-        alive = [client for client in self._clients if not client.is_dead]
-        results = await asyncio.gather(*(c.load_adapter(name, path) for c in alive), return_exceptions=True)
-        loaded = [(c, info) for c, info in zip(alive, results, strict=True) if isinstance(info, AdapterInfo)]
-        wrong = next((result for result in results if isinstance(result, InvalidRequest)), None)
-        if len({info.key for _, info in loaded}) > 1:
-            wrong = InvalidRequest(f"LoRA adapter {name!r} cannot be loaded: its files changed meanwhile", "lora_path")
-        if wrong is None and loaded:
-            self._adapters[name] = path
-            return loaded[0][1]
-        await asyncio.gather(*(client.unload_adapter(name) for client, _ in loaded), return_exceptions=True)
-        raise wrong or EngineDead(self.trouble() or "no engine can load it")
-
-    async def unload_adapter(self, name: str) -> None:
-        """Take a LoRA adapter's name away in every engine that lives."""
-        self._adapters.pop(name, None)
-        if self.sleep.is_asleep:
-            return  # it is not loaded again
-        alive = [client for client in self._clients if not client.is_dead]
-        results = await asyncio.gather(*(c.unload_adapter(name) for c in alive), return_exceptions=True)
-        wrong = [result for result in results if isinstance(result, BaseException)]
-        if len(wrong) == len(results):  # an engine that dies meanwhile has forgotten it, too
-            raise wrong[0] if wrong else EngineDead(self.trouble() or "no engine lives")
-
     async def switch(self, new: EngineSwitching, old: EngineSwitching) -> None:
         """Exchange a plugin in every engine that lives, or in none; engines to come get it before they serve.
 
@@ -380,7 +350,7 @@ class Replicas:
             self._take_over(index, EngineStats())
 
     async def _start_engines(self) -> EngineReady:
-        """Start them again, with the adapters and plugins that they had. Raises ``EngineDead``."""
+        """Start them again, with the plugins that they had, and what features told them. Raises ``EngineDead``."""
         clients = [EngineClient(self._config, self._fingerprint, index) for index in range(len(self._clients))]
         self.given_up.clear()
         for index, client in enumerate(clients):
@@ -396,8 +366,7 @@ class Replicas:
         return ready
 
     async def _make_like_the_last(self, client: EngineClient) -> None:
-        """Give a new engine the adapters, plugins and weights that were changed since the start."""
-        await self._reload_adapters(client)
+        """Give a new engine the plugins and weights that were changed since the start, and what features tell it."""
         if self.on_begin is not None:
             await self.on_begin(client.call_feature)
         for switching in list(self._switched.values()):
@@ -498,14 +467,6 @@ class Replicas:
             return
         if all(client.is_dead for client in self._clients):
             self.given_up.set()
-
-    async def _reload_adapters(self, client: EngineClient) -> None:
-        """Give a new engine the adapters that were loaded since the start."""
-        for name, path in list(self._adapters.items()):
-            try:
-                await client.load_adapter(name, path)
-            except InvalidRequest as error:
-                log.error("LoRA adapter %s is lost with the engine that died: %s", name, error)
 
 
 def _plan(delay: float | None) -> str:

@@ -181,10 +181,11 @@ class _Server:
     def _check_names(self) -> None:
         seen: set[str] = set()
         for model in self._models:
-            card = model.frontend.card
-            for name in (card.name, *card.other_names, *model.frontend.adapters):
+            for name in model.frontend.names:
                 if name in seen:
-                    raise ConfigError(f"two models or adapters are called {name!r}: --also NAME=MODEL names another")
+                    raise ConfigError(
+                        f"two of what requests can name are called {name!r}: --also NAME=MODEL names another"
+                    )
                 seen.add(name)
 
     def _reports(self, model: ServedModel) -> Reports:

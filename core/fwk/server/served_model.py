@@ -12,8 +12,7 @@ from typing import Any
 from fastapi import FastAPI
 
 from fwk.config import Config
-from fwk.engine.adapters import adapter_paths
-from fwk.errors import ConfigError, FwkError
+from fwk.errors import FwkError
 from fwk.features.declared import declared
 from fwk.features.server import build_server_features
 from fwk.interfaces.balance import BalanceContext, LoadBalancer
@@ -21,13 +20,11 @@ from fwk.interfaces.declaration import Facts
 from fwk.interfaces.dialect import ModelCard
 from fwk.interfaces.feature import ServerPartContext
 from fwk.interfaces.lifecycle import PluginLifecycle
-from fwk.interfaces.lora import LoRASourceContext
 from fwk.interfaces.served_weights import ServedWeights
 from fwk.plugins import PluginFactory, PluginSet, Selection, choose
 from fwk.plugins.selection import check_strict, check_used
 from fwk.server.admission import AdmissionController
 from fwk.server.app import Reports, build_app, unguarded_app
-from fwk.server.disaggregation import share_work
 from fwk.server.engine_process import EngineProcess
 from fwk.server.frontend import ServerFrontend
 from fwk.server.helper import new_helper, place_media, vet_grammar, warm_up, warm_up_media
@@ -149,7 +146,7 @@ class ServedModel:
             self.frontend.prepare()
         for item, part in self.frontend.parts:
             await self.lifecycles.begin(part.context.lifecycle)
-            self.routes.register(item.key, part.routes, part.admin_routes)
+            self.routes.register(item.key, part.routes, part.admin_routes, public=part.public_paths)
         await self.plugin_switcher.start()
         self._has_started = True
 
@@ -159,12 +156,9 @@ class ServedModel:
         self._ready = ready
         frontend = self.frontend
         frontend.card = replace(frontend.card, max_model_len=ready.max_model_len, vocab_size=ready.vocab_size)
-        if frontend.remote_prefill is not None and is_first:
-            await frontend.remote_prefill.begin()
         if not is_first:
             return
-        for adapter in ready.adapters:
-            frontend.add_adapter(adapter, adapter.name)
+        await frontend.parts.ready()
         frontend.use_grammars(ready.chosen.get("grammar", "none"))
         if frontend.grammar_kinds:
             self._warming = asyncio.create_task(self._warm_helper(), name="fwk-warm-helper")
@@ -226,9 +220,6 @@ class ServedModel:
         card = self._card(opened)
         generation, vocab_size = opened.checkpoint.generation_config(), opened.config.vocab_size
         defaults = sampling_defaults(config.model, generation, vocab_size)
-        for adapter in adapter_paths(config):
-            if card.is_called(adapter):
-                raise ConfigError(f"--lora-paths: {adapter!r} is the served model's own name")
         parsers = Parsers(config, plugins, text.chat_template)
         note = tool_note(parsers, text.shows_tools) if opened.task == "generate" and text.has_tokenizer else None
         if note is not None:
@@ -249,8 +240,6 @@ class ServedModel:
         self.frontend.preferred_sampling = preferred_sampling(config.model.preferred_sampling_params)
         self.frontend.weights, self.frontend.note_weights = _noted(opened), self._note_weights
         self._take_media(opened)
-        if config.engine.enable_lora:
-            self._open_lora_sources()
         self.frontend.key_names = {tenant_of(key): name for name, key in shared.keys.named.items()}
         reports = shared.reports(self)
         if shared.num_models > 1:
@@ -271,7 +260,6 @@ class ServedModel:
         self._open_features()
         self.plugin_switcher = PluginSwitcher(config, plugins, components, text.chat_template)
         self.routes.register("plugin_switcher", lambda app: None, self.plugin_switcher.routes)
-        share_work(config.engine, self.frontend, self.engines, self.routes)
         if config.server.enable_memory_saver:
             self.routes.register("memory", lambda app: None, MemoryRelease(self.engines.sleep).routes)
 
@@ -309,8 +297,7 @@ class ServedModel:
 
     def degraded(self) -> str | None:
         """What of it cannot be used, while it serves."""
-        remote = self.frontend.remote_prefill if self._has_started else None
-        return self.engines.degraded() or (remote.trouble() if remote is not None else None)
+        return self.engines.degraded() or (self.frontend.parts.trouble() if self._has_started else None)
 
     def _note_weights(self, model: str, load_format: str | None) -> ServedWeights | None:
         """The files of a checkpoint as they are now; None when there is none, which an engine will say."""
@@ -320,17 +307,6 @@ class ServedModel:
             return _noted(open_model(config, self._plugins, lambda line: None))
         except FwkError:
             return None
-
-    def _open_lora_sources(self) -> None:
-        for adapter in adapter_paths(self.config):
-            self.frontend.expect_adapter(adapter)
-        sources = self._factory.build_all("lora_sources", LoRASourceContext)
-        self.frontend.lora_sources = [source for _, source in sources]
-        if self.frontend.can_load_adapters and not self.config.server.admin_api_key:
-            raise ConfigError(
-                "LoRA adapters may be loaded while the server runs, but by nobody: add --admin-api-key KEY, which "
-                "adds the routes for it, or leave the folders to load from out"
-            )
 
     def _reasons(self, ready: EngineReady | None) -> list[str]:
         """A sentence for every fallback: those of the engines, once they serve, and those of this process."""

@@ -82,7 +82,6 @@ class SequenceStream:
             finish_reason="stop" if stop is not None else event.finish_reason,
             stop_reason=stop if stop is not None else event.stop_token_id,
             logprobs=event.logprobs[:count] if event.logprobs is not None else None,
-            prompt_logprobs=event.prompt_logprobs,
             cached_tokens=event.cached_tokens,
             num_output_tokens=self.num_tokens,
             draft_tokens=event.draft_tokens,

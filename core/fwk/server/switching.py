@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from fwk.config import Config
 from fwk.errors import ConfigError, InvalidRequest, PluginError, PluginLoadError, RequestFailed
+from fwk.features.declared import declared
 from fwk.interfaces.declaration import Host
 from fwk.interfaces.dialect import Dialect, DialectContext
 from fwk.interfaces.lifecycle import PluginLifecycle
@@ -295,6 +296,7 @@ class PluginSwitcher:
                 shared=shared,
                 call_workers=partial(self._call_workers, item.key),
                 has_admin=routes.has_admin,
+                feature_stats={f.name: spec.wire.stats for f, spec, _ in declared(factory) if spec.wire.stats},
             )
         await lifecycles.begin(lifecycle)
         try:

@@ -8,9 +8,11 @@ from typing import Any
 
 from fwk.config import Config, EngineOptions
 from fwk.errors import ConfigError, ModelLoadError, PluginError
+from fwk.features.declared import check_run, declared
 from fwk.interfaces.attention import AttentionLayer
 from fwk.interfaces.declaration import Facts
 from fwk.interfaces.device import Device
+from fwk.interfaces.feature import FeatureRun
 from fwk.plugins import (
     FAMILIES,
     Judgement,
@@ -24,7 +26,17 @@ from fwk.plugins import (
 )
 from fwk.plugins.attention_pair import own_options, with_attention_pairs
 from fwk.plugins.families import ORDER, PARTS
-from fwk.plugins.selection import AUTO, Candidate, Selection, check_used, plugin_options, ranked
+from fwk.plugins.options import flag
+from fwk.plugins.selection import (
+    AUTO,
+    Candidate,
+    Selection,
+    check_used,
+    is_used,
+    option_value,
+    plugin_options,
+    ranked,
+)
 from fwk.setup.checkpoint import OpenedModel
 from fwk.setup.devices import ChosenDevice, choose_device
 
@@ -90,16 +102,38 @@ def resolve(config: Config, opened: OpenedModel, plugins: PluginSet) -> ModelSet
     one_each = {family: name for family, name in resolution.chosen.items() if family != "quant"}  # that is by layer
     given = own_options(config.plugin_options, resolution.item("attention"))
     check_used(plugins, given, one_each | {"loaders": opened.loader})
+    factory = PluginFactory(plugins, config.plugin_options, resolution)
+    check_run(factory, _feature_run(config, opened, factory))
     parts = {family: _parts(config, plugins, resolution, family).refusals() for family in PARTS}
     for item in _using(config, plugins):
+        if not item.declaration.is_meant_for(resolution.facts):
+            continue
         if item.name in parts[item.family]:
             noun, why = FAMILIES[item.family].noun, parts[item.family][item.name]
-            raise PluginError(f"{noun} {item.name!r} ({item.package}) cannot be used: {why}")
+            flags = "".join(f"{flag(name)}: " for name in item.declaration.enabled_by[:1])
+            refused = ConfigError if flags else PluginError
+            raise refused(f"{flags}{noun} {item.name!r} ({item.package}) cannot be used: {why}")
     refused = resolution.refusals() | parts
     step_tokens, start_tokens = _step_tokens(config.engine, opened, chosen.device)
-    factory = PluginFactory(plugins, config.plugin_options, resolution)
     told = (*opened.reasons, *reasons, *resolution.reasons())
     return ModelSetup(opened, chosen, factory, told, refused, step_tokens, start_tokens, config.engine.page_size)
+
+
+def _feature_run(config: Config, opened: OpenedModel, factory: PluginFactory) -> FeatureRun:
+    """What features are asked about."""
+    served = opened.served
+    assert factory.resolution is not None
+    return FeatureRun(
+        config,
+        opened.name,
+        opened.runner,
+        served.is_recurrent,
+        served.encoder is not None,
+        served.media,
+        {family: factory.item(family).declaration for family in factory.resolution.selections},
+        frozenset(item.name for item, _, _ in declared(factory)),
+        {" ".join(map(flag, spec.enabled_by)): spec.one_server for _, spec, _ in declared(factory) if spec.one_server},
+    )
 
 
 def _step_tokens(options: EngineOptions, opened: OpenedModel, device: Device) -> tuple[int, int]:
@@ -140,7 +174,9 @@ def _parts(config: Config, plugins: PluginSet, resolution: Resolution, family: s
 
 def _using(config: Config, plugins: PluginSet) -> Iterable[Registered]:
     """The plugins of ``PARTS`` that this run uses, but for the tiers, which are chosen with the prefix cache."""
-    for family in ("logits_processors", "features", *(("lora_sources",) if config.engine.enable_lora else ())):
+    for family in PARTS:
+        if family == "cache_tiers" or not is_used(config, plugins, family):
+            continue
         for item, _ in taking_part(plugins, family, config.plugin_options, host=None):
             if family != "features" or item.declaration.enabled_by:  # else it is left out of a run that it refuses
                 yield item
@@ -208,9 +244,8 @@ def requested_plugins(config: Config, opened: OpenedModel | None, plugins: Plugi
     """What was asked for of each family that an engine for the model uses: a plugin's name, or ``auto``."""
     found: dict[str, str] = {}
     for family in ORDER:
-        option, switch = FAMILIES[family].option or "", FAMILIES[family].switch
-        if switch is None or getattr(config.engine, switch):
-            found[family] = getattr(config.engine, option, None) or getattr(config.model, option)
+        if is_used(config, plugins, family):
+            found[family] = str(option_value(config, plugins, FAMILIES[family].option or ""))
     if config.model.skip_tokenizer_init and found["grammar"] not in (AUTO, "none"):
         raise ConfigError(
             f"--grammar-backend {found['grammar']}: grammars are of text, and --skip-tokenizer-init leaves the server "
@@ -258,7 +293,6 @@ def _check_pooled(options: EngineOptions, opened: OpenedModel) -> None:
     refused: list[tuple[str, tuple[Any, ...], str]] = [
         ("speculative_algorithm", ("none",), "there is nothing to draft"),
         ("decode_attention_backend", ("auto",), "and there are no next tokens"),
-        ("enable_lora", (False,), "and adapters are for models of text"),
     ]
     if not served.is_decoder:
         refused.append(("kv_cache_dtype", ("auto",), "which keeps no K/V"))
@@ -272,7 +306,6 @@ def _check_encoder(options: EngineOptions, opened: OpenedModel) -> None:
     """Refuse what does not go with an encoder that reads the prompt."""
     why = "and each K/V of a prompt depends on all of it"
     refused: list[tuple[str, tuple[Any, ...], str]] = [
-        ("enable_lora", (False,), "and adapters are for models with one of the two"),
         ("prefix_cache", ("auto", "none"), why),
         ("cache_tiers", ((),), why),
     ]

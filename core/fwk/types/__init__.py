@@ -5,7 +5,6 @@ Here belong requests, sampling parameters, batches, and the messages between API
 """
 
 from fwk.types.batch import (
-    AdapterPlace,
     Batch,
     BlockSaves,
     ForwardBatch,
@@ -18,7 +17,6 @@ from fwk.types.batch import (
 from fwk.types.media import Media
 from fwk.types.messages import (
     Abort,
-    AdapterAnswer,
     AddRequest,
     CallFeature,
     CallWorkers,
@@ -27,7 +25,6 @@ from fwk.types.messages import (
     EngineReady,
     EngineStats,
     FromEngine,
-    LoadAdapter,
     Pause,
     Ping,
     Pong,
@@ -37,17 +34,13 @@ from fwk.types.messages import (
     SwitchPlugin,
     ToEngine,
     TokenEvent,
-    UnloadAdapter,
     WeightsAction,
     WorkersAnswer,
 )
 from fwk.types.model_config import ModelConfig, PoolingConfig, RopeConfig
 from fwk.types.request import (
-    AdapterInfo,
     Features,
     FinishReason,
-    KVOffer,
-    KVSource,
     Request,
     Service,
     Task,
@@ -59,9 +52,6 @@ from fwk.types.sampling import GrammarKind, GrammarRequest, SamplingParams
 
 __all__ = [
     "Abort",
-    "AdapterAnswer",
-    "AdapterInfo",
-    "AdapterPlace",
     "AddRequest",
     "Batch",
     "BlockSaves",
@@ -78,9 +68,6 @@ __all__ = [
     "GrammarKind",
     "GrammarRequest",
     "Inserted",
-    "KVOffer",
-    "KVSource",
-    "LoadAdapter",
     "Media",
     "ModelConfig",
     "NewSequence",
@@ -103,7 +90,6 @@ __all__ = [
     "ToEngine",
     "TokenEvent",
     "TokenLogprobs",
-    "UnloadAdapter",
     "WeightsAction",
     "WorkersAnswer",
     "cache_namespace",

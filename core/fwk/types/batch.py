@@ -14,13 +14,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class AdapterPlace(msgspec.Struct, array_like=True, frozen=True):
-    """A loaded LoRA adapter and the slot of the LoRA backend it is in while its sequence runs."""
-
-    slot: int
-    key: str
-
-
 class NewSequence(msgspec.Struct, array_like=True):
     """Everything a worker must know of a sequence before its first step (again after a pre-emption)."""
 
@@ -31,7 +24,6 @@ class NewSequence(msgspec.Struct, array_like=True):
     block_ids: list[int]  # the blocks of those computed tokens
     sampling: SamplingParams
     seed: int  # the sequence's own: the request's seed and the sequence's index make it
-    adapter: AdapterPlace | None = None
     window_block_ids: list[list[int]] = []  # for each of ``block_ids``, one of each window group; or none: not read
     segment_start: int = 0  # first token of the prompt's second text, of models that read pairs; 0: there is one text
     state_source: int = -1  # place of the kept state it continues from; -1: it begins with no token computed
@@ -76,12 +68,11 @@ class Batch(msgspec.Struct, array_like=True):
 
 
 class SequenceResult(msgspec.Struct, array_like=True):
-    """What a step made of one sequence that sampled, or was to report prompt log-probabilities."""
+    """What a step made of one sequence that sampled, or of which a feature's part has something to tell."""
 
     slot: int
     token_ids: list[int]  # one, or the accepted drafts and the token after them; empty for a chunk of a prompt
     logprobs: list[TokenLogprobs] | None = None
-    prompt_logprobs: list[TokenLogprobs] | None = None
     draft_token_ids: list[int] = []  # proposed for the next step
     error: str | None = None  # this sequence failed; no other did
     is_complete: bool = False  # nothing may follow its last token, which is no stop token
@@ -156,8 +147,6 @@ class ForwardBatch:
     seq_lens_np: Any
     is_decode: bool  # every sequence has exactly one new token
     hidden_indices: Tensor | None = None  # [num_hidden] int64: tokens whose hidden states are wanted; None: all of them
-    adapter_ids: Tensor | None = None  # [num_tokens] int32: LoRA slot of each token, -1 for none; None: all have none
-    adapter_ids_np: Any = None
     is_greedy: bool = False  # of the logits the largest of each row is all that matters
     tree_mask: Tensor | None = None  # [num_tokens, max_new] bool, see below; None: causal
     state_rows: StateRows | None = None  # of models with recurrent layers

@@ -6,9 +6,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from fwk.types.request import AdapterInfo, Features, FinishReason, Request, TokenLogprobs
+from fwk.types.request import Features, FinishReason, Request, TokenLogprobs
 
-PROTOCOL = 7
+PROTOCOL = 8
 """Raised with every incompatible change; an engine refuses a client that speaks another one."""
 
 
@@ -30,21 +30,6 @@ class Pause(msgspec.Struct, tag=True, frozen=True):
 
     request_id: str
     is_on: bool = True
-
-
-class LoadAdapter(msgspec.Struct, tag=True, frozen=True):
-    """Load the LoRA adapter in a folder under a name. Answered by ``AdapterAnswer`` with the same number."""
-
-    number: int
-    name: str
-    path: str
-
-
-class UnloadAdapter(msgspec.Struct, tag=True, frozen=True):
-    """Take no more requests for an adapter; those under way finish. Answered by ``AdapterAnswer``."""
-
-    number: int
-    name: str
 
 
 class SwitchPlugin(msgspec.Struct, tag=True, frozen=True):
@@ -111,7 +96,6 @@ class TokenEvent(msgspec.Struct, array_like=True, frozen=True):
     stop_token_id: int | None = None
     cached_tokens: int = 0
     logprobs: list[TokenLogprobs] | None = None
-    prompt_logprobs: list[TokenLogprobs | None] | None = None
     error: str | None = None
     is_complete: bool = False
     """It ended because nothing may follow: its last token is no stop token, but part of the output."""
@@ -153,17 +137,6 @@ class EngineStats(msgspec.Struct, array_like=True, frozen=True):
     """What the speculative decoder took."""
     verify_seconds: float = 0.0
     """What the rest of the steps with drafts took."""
-    num_fetching: int = 0
-    """Prompts whose K/V are on their way from another server."""
-    num_offered: int = 0
-    """Prompts whose K/V are kept for another server."""
-    kv_transfers: int = 0
-    """Prompts whose K/V went to or came from another server, whole."""
-    kv_transfer_failures: int = 0
-    """Those that did not, and were computed again."""
-    kv_transfer_bytes: int = 0
-    kv_transfer_seconds: float = 0.0
-    """What the transfers took, each from its first byte or its connection on."""
     features: dict[str, dict[str, float]] = {}
     """Numbers of features' parts in the engine; gauges among them are those whose names begin with ``num_``."""
 
@@ -180,15 +153,6 @@ class Pong(msgspec.Struct, tag=True, frozen=True):
 
     number: int
     stats: EngineStats
-
-
-class AdapterAnswer(msgspec.Struct, tag=True, frozen=True):
-    """What became of a ``LoadAdapter`` or ``UnloadAdapter``: the adapter, or what was wrong."""
-
-    number: int
-    adapter: AdapterInfo | None = None
-    error: str | None = None
-    param: str | None = None  # the field of the client's request that was wrong
 
 
 class SwitchAnswer(msgspec.Struct, tag=True, frozen=True):
@@ -219,7 +183,6 @@ class EngineReady(msgspec.Struct, tag=True, frozen=True):
     """What was selected for each family that had a choice: family -> plugin name."""
     reasons: list[str]
     """Sentences about refusals and fallbacks on the way to ``chosen``."""
-    adapters: list[AdapterInfo] = []
     refused: dict[str, dict[str, str]] = {}
     """Why each of the other plugins could not be had alongside ``chosen``: family -> plugin name -> sentence."""
     num_block_tables: int = 1
@@ -239,17 +202,5 @@ class EngineFailed(msgspec.Struct, tag=True, frozen=True):
     exit_code: int | None = None
 
 
-ToEngine = (
-    AddRequest
-    | Abort
-    | Pause
-    | LoadAdapter
-    | UnloadAdapter
-    | SwitchPlugin
-    | CallWorkers
-    | CallFeature
-    | ChangeWeights
-    | Ping
-    | Shutdown
-)
-FromEngine = StepOutputs | Pong | AdapterAnswer | SwitchAnswer | WorkersAnswer | EngineReady | EngineFailed
+ToEngine = AddRequest | Abort | Pause | SwitchPlugin | CallWorkers | CallFeature | ChangeWeights | Ping | Shutdown
+FromEngine = StepOutputs | Pong | SwitchAnswer | WorkersAnswer | EngineReady | EngineFailed

@@ -51,32 +51,14 @@ def tenant_of(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()[:16] if key else ""
 
 
-class KVOffer(msgspec.Struct, array_like=True, frozen=True):
-    """The full blocks of a computed prompt are kept under ``key`` until they were read, for ``seconds`` at most."""
-
-    key: str
-    seconds: float
-
-
-class KVSource(msgspec.Struct, array_like=True, frozen=True):
-    """Where the K/V of a prompt's first ``num_blocks`` blocks are, for ``seconds``: at an address for each rank."""
-
-    key: str
-    addresses: list[bytes]
-    num_blocks: int
-    seconds: float
-
-
 class Request(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
     """What the caller asked, already tokenised and checked.
 
     ``request_id`` is ours (unique in the engine's life); the client's own id is only a label in the API process.
     ``sampling.max_tokens`` is set; 0 is for a request that generates nothing: its sequence ends when its prompt is
     computed, and its last event brings what the model made of it. ``cache_namespace`` separates K/V that must not be
-    shared: it holds whatever changes K/V or must stay private (LoRA adapter, cache salt).
-    ``adapter`` is a loaded LoRA adapter's key, or empty. ``segment_start``: first token of a pair's second text, of a
-    request that generates nothing; 0 where the prompt is one text. ``kv_offer``: its K/V are for another server;
-    ``kv_source``: another server has computed K/V of its prompt.
+    shared: it holds whatever changes K/V or must stay private. ``segment_start``: first token of a pair's second text,
+    of a request that generates nothing; 0 where the prompt is one text.
     """
 
     request_id: str
@@ -86,26 +68,17 @@ class Request(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
     priority: int = 0
     service: Service = Service()
     cache_namespace: str = ""
-    adapter: str = ""
     segment_start: int = 0
     num_encoder_tokens: int = 0  # set by the engine: of the prompt, which an encoder reads; 0: none does
-    kv_offer: KVOffer | None = None
-    kv_source: KVSource | None = None
     features: Features = {}
 
 
-class AdapterInfo(msgspec.Struct, array_like=True, frozen=True):
-    """A loaded LoRA adapter. ``key`` is its name and the hash of its content: another content is another adapter."""
+def cache_namespace(cache_salt: str, features: str = "") -> str:
+    """What separates a request's K/V: its salt, and what its features say (``RequestPart.namespace``).
 
-    name: str
-    key: str
-    path: str
-    rank: int
-
-
-def cache_namespace(cache_salt: str, adapter_key: str) -> str:
-    """What separates a request's K/V. No two pairs make the same: an adapter's key holds no NUL."""
-    return f"{adapter_key}\0{cache_salt}" if adapter_key or cache_salt else ""
+    No two pairs make the same: what a feature says holds no NUL.
+    """
+    return f"{features}\0{cache_salt}" if features or cache_salt else ""
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True):

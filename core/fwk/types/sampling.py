@@ -209,7 +209,7 @@ class SamplingParams(
             )
 
 
-FEATURE_FIELDS = ("return_hidden_states",)
+FEATURE_FIELDS = ("prompt_logprobs", "return_hidden_states")
 """Fields that a feature answers (``FeatureSpec.fields``): nothing else reads them."""
 
 NOTHING_FOLLOWS = SamplingParams(max_tokens=0)

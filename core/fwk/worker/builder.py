@@ -14,12 +14,12 @@ from torch import Tensor
 
 from fwk.config import Config
 from fwk.errors import ConfigError
-from fwk.features.worker import WorkerFeatures, build_worker_features
+from fwk.features.declared import moved_by
+from fwk.features.worker import PartPlugins, WorkerFeatures, build_worker_features
 from fwk.interfaces.attention import AttentionBackendSpec, AttentionLayer
 from fwk.interfaces.device import CacheMemory, Device, MemoryInfo
 from fwk.interfaces.executor import WorkerInfo
-from fwk.interfaces.feature import LoadedModel, WorkerPartContext
-from fwk.interfaces.lora import LoRASourceContext
+from fwk.interfaces.feature import LoadedModel, WorkerCache, WorkerPartContext
 from fwk.interfaces.model import Encoder, Model
 from fwk.interfaces.observer import WorkerObserverContext
 from fwk.interfaces.parallel import ParallelGroup
@@ -34,24 +34,22 @@ from fwk.text import ModelText, model_text
 from fwk.text.grammars import Grammars
 from fwk.types import ForwardBatch
 from fwk.worker import kv_cache
-from fwk.worker.adapters import AdapterStore, NoAdapters
 from fwk.worker.attention_pair import AttentionPair
 from fwk.worker.cache_sizing import CacheSizing
 from fwk.worker.capturing import Capturing
 from fwk.worker.draft_store import DraftStore
 from fwk.worker.drafting import Drafting, NoDrafting
-from fwk.worker.expert_placement import Rebalancer
-from fwk.worker.forced import ForcedDrafts, NoForcedDrafts
 from fwk.worker.grammar import GrammarMasks, GrammarStore
 from fwk.worker.graphs import StepModel
+from fwk.worker.identity import kv_common
 from fwk.worker.in_flight import Early, InFlight, Settled
 from fwk.worker.inputs import InputBuffers
-from fwk.worker.kv_exchange import KVExchange, open_exchange
 from fwk.worker.model_builder import ModelBuilder
 from fwk.worker.model_hash import ModelHash
 from fwk.worker.model_runner import ModelRunner
-from fwk.worker.observing import Runner, WorkerObservers
+from fwk.worker.observing import WorkerObservers
 from fwk.worker.packed import PackedRing
+from fwk.worker.part_drafts import NoPartDrafts, PartDrafts
 from fwk.worker.pooling import PoolingRunner
 from fwk.worker.processors import ProcessorBuilder, ProcessorSwitch
 from fwk.worker.rehearsal import LargestStep
@@ -69,8 +67,8 @@ MAX_IN_FLIGHT = 2
 _OF_STATES = ("max_mamba_cache_size", "mamba_track_interval", "mamba_ssm_dtype")
 """Options that only models with recurrent layers have."""
 
-MAX_FORCED_STATES = 16
-"""Sequences of a model with recurrent layers whose forced tokens are drafted at once, where there is no decoder."""
+MAX_DRAFTED_STATES = 16
+"""Sequences of a model with recurrent layers that are drafted for at once, where there is no decoder."""
 
 
 @dataclass(slots=True)
@@ -84,7 +82,6 @@ class WorkerParts:
     operations: dict[str, Callable[..., Any]]
     runner: ModelRunner | PoolingRunner | None = None
     store: BlockStore | None = None
-    exchange: KVExchange | None = None
     pipeline: SamplingPipeline | None = None
     caches: Sequence[WeightsCache] = ()
     observers: WorkerObservers | None = None
@@ -98,8 +95,6 @@ class WorkerParts:
             self.pipeline.close()
         if self.store is not None:
             self.store.close()
-        if self.exchange is not None:
-            self.exchange.close()
         if self.observers is not None:
             self.observers.close()
         if self.features is not None:
@@ -156,6 +151,7 @@ class WorkerBuilder:
         """Load the model and fill in ``parts``. Raises ``FwkError``."""
         others = self._memory_before()
         observers, features = self._observers(), self._features()
+        self._models.features = features
         self._capturing.reader = observers.reader
         options, opened = self._config.engine, self._setup.opened
         self._check_tiers()
@@ -199,6 +195,7 @@ class WorkerBuilder:
             window=window,
             num_state_places=None if states is None else states.num_places,
         )
+        self._loaded(model)
         if opened.runner == "pool":
             assert isinstance(model, Encoder), "ModelSpec.runner is pool: load names an Encoder"
             self.parts.runner = PoolingRunner(
@@ -213,16 +210,14 @@ class WorkerBuilder:
             cache = self._sizing(groups, others, num_null).size(self.parts.runner, self._largest(groups, 0))
             self._open_store(cache.num_blocks)
             self._operators_ready()
-            observers.model_loaded(model)
+            self._warmed_up(model)
             self._offer_update(is_greedy, partial(self._serve_pooled, self.parts.runner))
             return info(cache.num_blocks, reasons=tuple(self._reasons), memory=cache.memory)
         assert isinstance(model, Model), "ModelSpec.runner is generate: load names a Model"
         table.parts = features
-        features.model_loaded(LoadedModel(model, self._models.taps))
         sampling = self._sampling(table)
         drafting = self._drafting(decoder, table, inputs, sampling)
-        drafting.forced = self._forced_drafts(table, num_drafted)
-        adapters = self._adapters()
+        drafting.of_parts = PartDrafts(features, table, num_drafted) if features.has_drafts else NoPartDrafts()
         runner = self.parts.runner = ModelRunner(
             model=self._capturing.step_model(model, is_greedy, inputs.max_tokens, drafting.max_drafts),
             plan_attention=self._plan_attention,
@@ -231,7 +226,6 @@ class WorkerBuilder:
             inputs=inputs,
             sampling=sampling,
             drafting=drafting,
-            adapters=adapters,
             in_flight=self._in_flight(table, inputs.max_tokens),
             uploads=self._uploads,
             num_captured=num_captured,
@@ -239,18 +233,18 @@ class WorkerBuilder:
         cache = self._sizing(groups, others, num_null).size(
             runner,
             self._largest(groups, drafting.max_drafts),
-            adapters,
+            features,
             partial(self._capturing.prepare, inputs),
             partial(self._capturing.on_trial, model, is_greedy),
             partial(self._capturing.pieces_on_trial, model, is_greedy),
         )
         self._open_store(cache.num_blocks)
-        self._open_exchange()
+        self._tell_cache(features, cache.num_blocks)
         self._capturing.prepare(inputs, cache.num_blocks + num_null, cache.num_blocks)
         with kv_cache.scratch_kv_cache(cache.tensors, self._models.layers):
             self._warm_up(runner, self._largest(groups, drafting.max_drafts))
         self._chosen["step"] = self._capturing.how(runner.model)
-        observers.model_loaded(model)
+        self._warmed_up(model)
         step_model = partial(
             self._capturing.step_model,
             is_greedy=is_greedy,
@@ -266,15 +260,6 @@ class WorkerBuilder:
             depth=runner.depth,
             memory=cache.memory,
         )
-
-    def moving_experts(self, runner: Runner) -> Runner:
-        """The runner, moving experts between its steps where that is wanted."""
-        placement = self._models.expert_placement
-        if placement is None or not placement.counts:
-            return runner
-        rebalancer = Rebalancer(runner, self._config.engine, self._models.placed, self._group)
-        self.parts.operations["expert_placement"] = rebalancer.told
-        return rebalancer
 
     def _offer_update(self, is_greedy: Tensor | None, serve: Callable[[Model | Encoder], None]) -> None:
         update = WeightUpdate(self._config, self._setup, self._models, is_greedy, self._text, serve)
@@ -293,18 +278,28 @@ class WorkerBuilder:
         if isinstance(drafting, Drafting):
             drafting.layers = self._models.layers
         runner.model = step_model(model)
-        if self.parts.features is not None:
-            self.parts.features.model_loaded(LoadedModel(model, self._models.taps))
+        self._loaded(model)
         with kv_cache.scratch_kv_cache(memory, self._models.layers):
             runner.warm_up()
-        if self.parts.observers is not None:
-            self.parts.observers.model_loaded(model)
+        self._warmed_up(model)
 
     def _serve_pooled(self, runner: PoolingRunner, model: Model | Encoder) -> None:
         assert isinstance(model, Encoder)
         runner.model = model
+        self._loaded(model)
+        self._warmed_up(model)
+
+    def _loaded(self, model: Model | Encoder) -> None:
+        """The model is there."""
+        if self.parts.features is not None:
+            self.parts.features.model_loaded(LoadedModel(model, self._models.taps, self._models.made))
+
+    def _warmed_up(self, model: Model | Encoder) -> None:
+        """The model is to serve."""
         if self.parts.observers is not None:
             self.parts.observers.model_loaded(model)
+        if self.parts.features is not None:
+            self.parts.features.warmed_up()
 
     def _warm_up(self, runner: ModelRunner, largest: LargestStep) -> None:
         opened = self._setup.opened
@@ -353,10 +348,12 @@ class WorkerBuilder:
             vocab_size=opened.config.vocab_size,
             hidden_size=opened.config.hidden_size,
             num_layers=opened.config.num_layers,
+            dtype=getattr(torch, self._setup.facts.dtype),
+            grammar=lambda slot: None if self._masks is None else self._masks.grammar(slot),
         )
-        features = self.parts.features = build_worker_features(self._factory, context)
+        plugins = PartPlugins(self._factory, self._chosen, self._reasons)
+        features = self.parts.features = self._models.features = build_worker_features(self._factory, context, plugins)
         self.parts.operations |= features.operations()
-        self._models.kept_bytes = features.kept_bytes
         return features
 
     def _staging(self, kind: type[StagingRing] = StagingRing) -> StagingRing:
@@ -429,10 +426,10 @@ class WorkerBuilder:
     def _num_drafted_slots(self, *, has_decoder: bool) -> int:
         """Sequences that may have drafts: where layers keep states, a second state of each is kept for that."""
         options, served = self._config.engine, self._setup.opened.served
-        if self._setup.opened.runner == "pool" or (options.disable_jump_forward and not has_decoder):
+        if self._setup.opened.runner == "pool" or not (has_decoder or self._models.features.has_drafts):
             return 0
         few = served.is_recurrent and not has_decoder
-        return min(options.max_running_requests, MAX_FORCED_STATES) if few else options.max_running_requests
+        return min(options.max_running_requests, MAX_DRAFTED_STATES) if few else options.max_running_requests
 
     def _refuse_states(self) -> None:
         for name in _OF_STATES:
@@ -466,11 +463,12 @@ class WorkerBuilder:
         cache = self._factory.item("cache").declaration
         assert isinstance(spec, AttentionBackendSpec)
         assert isinstance(cache, PrefixCacheSpec)
+        moved = moved_by(self._factory)
         why = {
             "--disable-hybrid-swa-memory": self._config.engine.disable_hybrid_swa_memory,
             f"attention {self._chosen.get('attention')}": "kv_groups" not in spec.features,
             f"cache {self._chosen.get('cache')} keeps blocks in tiers": cache.tiers is not None,
-            "K/V go from one server to another": self._config.engine.disaggregation_mode != "null",
+            moved: bool(moved),
             "the model has recurrent layers": self._setup.opened.served.is_recurrent,
             "prompts are computed whole": self._setup.opened.served.needs_whole_prompts,
         }
@@ -485,7 +483,7 @@ class WorkerBuilder:
 
     def _largest(self, groups: list[list[AttentionLayer]], max_drafts: int) -> LargestStep:
         """What bounds the run's steps, in a KV cache that holds the longest sequence."""
-        setup = self._setup
+        setup, generates = self._setup, self._setup.opened.runner == "generate"
         return LargestStep(
             num_seqs=self._config.engine.max_running_requests,
             num_tokens=setup.max_step_tokens,
@@ -493,7 +491,7 @@ class WorkerBuilder:
             page_size=self._config.engine.page_size,
             max_drafts=max_drafts,
             num_window_groups=len(groups) - 1,
-            generates=setup.opened.runner == "generate",
+            generates=generates,
             needs_whole_prompts=setup.opened.served.needs_whole_prompts,
         )
 
@@ -510,7 +508,7 @@ class WorkerBuilder:
             num_null=num_null,
             graph_sizes=self._capturing.sizes.sizes if num_null else (),
             piece_sizes=self._capturing.piece_sizes.sizes,
-            kept_bytes=self._models.kept_bytes(self._setup.opened.served.media),
+            kept_bytes=self._models.features.kept_bytes(self._setup.opened.served.media),
         )
 
     def _memory_before(self) -> MemoryInfo:
@@ -540,12 +538,16 @@ class WorkerBuilder:
             self.parts.store = store
             self.parts.operations |= store.operations()
 
-    def _open_exchange(self) -> None:
-        """Open the transport of K/V to other servers, if prefill and decode are in different ones."""
-        exchange = open_exchange(self._config, self._setup, self._chosen, self._models.layers, self._group, self._files)
-        if exchange is not None:
-            self.parts.exchange = exchange
-            self.parts.operations |= exchange.operations()
+    def _tell_cache(self, features: WorkerFeatures, num_blocks: int) -> None:
+        """The KV cache is allocated: features' parts may use it."""
+        config, setup, layers = self._config, self._setup, self._models.layers
+
+        def in_common() -> dict[str, str]:
+            files = self._files.result()
+            return kv_common(config, self._factory.plugins, setup, self._chosen, layers, self._group, files)
+
+        own = [layer for layer in layers if layer.kv_cache is not None]
+        features.cache_allocated(WorkerCache(own, num_blocks, config.engine.page_size, in_common))
 
     def _sampling(self, table: SequenceTable) -> SamplingPipeline:
         opened = self._setup.opened
@@ -620,12 +622,6 @@ class WorkerBuilder:
             and self._setup.opened.served.encoder is None
         )
 
-    def _forced_drafts(self, table: SequenceTable, num_slots: int) -> NoForcedDrafts:
-        if self._config.engine.disable_jump_forward:
-            return NoForcedDrafts()
-        assert self._masks is not None, "sampling is built before"
-        return ForcedDrafts(self._masks, table, num_slots)
-
     def _in_flight(
         self, table: SequenceTable, max_rows: int
     ) -> Callable[[StepSampler, Settled, Early | None], InFlight] | None:
@@ -634,15 +630,6 @@ class WorkerBuilder:
         if device.is_host:
             return None
         return partial(InFlight, device, self._device, table, size=MAX_IN_FLIGHT + 1, max_rows=max_rows)
-
-    def _adapters(self) -> AdapterStore | NoAdapters:
-        backend = self._models.lora
-        if backend is None:
-            return NoAdapters()
-        sources = [source for _, source in self._factory.build_all("lora_sources", LoRASourceContext)]
-        store = AdapterStore(backend, sources)
-        self.parts.operations |= {"load_adapter": store.load, "unload_adapter": store.unload}
-        return store
 
 
 def _to_host(device: Device, values: Tensor) -> Tensor:

@@ -11,12 +11,12 @@ import torch
 
 from fwk.config import Config
 from fwk.errors import ConfigError
+from fwk.features.worker import WorkerFeatures
 from fwk.interfaces.attention import AttentionBackend, AttentionLayer
 from fwk.interfaces.device import CacheMemory, MemoryInfo
 from fwk.interfaces.parallel import ParallelGroup
 from fwk.setup.resolve import ModelSetup
 from fwk.worker import kv_cache
-from fwk.worker.adapters import AdapterStore, NoAdapters
 from fwk.worker.graph_sizes import GraphSizes
 from fwk.worker.graphs import StepModel
 from fwk.worker.memory_profile import MemoryProfile, MemoryUse
@@ -81,7 +81,7 @@ class CacheSizing:
         self,
         runner: ModelRunner | PoolingRunner,
         largest: LargestStep,
-        adapters: AdapterStore | NoAdapters | None = None,
+        parts: WorkerFeatures | None = None,
         bind: BindCapture = lambda num_blocks, null_block: None,
         on_trial: TrialCaptures | None = None,
         pieces_on_trial: TrialCaptures | None = None,
@@ -95,7 +95,7 @@ class CacheSizing:
             most, every = self._most(use)
             seq_len = min(largest.seq_len, every // len(self._groups) * self._options.page_size)
             use = self._measured(
-                runner, replace(largest, seq_len=seq_len), most, adapters, bind, on_trial, pieces_on_trial
+                runner, replace(largest, seq_len=seq_len), most, parts, bind, on_trial, pieces_on_trial
             )
         memory = self._memory()
         num_blocks = self._count(use)
@@ -167,7 +167,7 @@ class CacheSizing:
         runner: ModelRunner | PoolingRunner,
         largest: LargestStep,
         most: int,
-        adapters: AdapterStore | NoAdapters | None,
+        parts: WorkerFeatures | None,
         bind: BindCapture,
         on_trial: TrialCaptures | None,
         pieces_on_trial: TrialCaptures | None,
@@ -180,10 +180,10 @@ class CacheSizing:
         if self._setup.opened.served.encoder is not None:
             log.warning("the memory of the largest step was not measured: an encoder reads the prompts")
         else:
-            places = adapters.fill() if adapters is not None else []
-            found = profile.most(lambda: largest.rehearse(runner, places))
-            if adapters is not None and places:
-                adapters.unload(places[0].key)
+            parts = parts or WorkerFeatures()
+            told = parts.rehearsal()
+            found = profile.most(lambda: largest.rehearse(runner, told))
+            parts.rehearsed()
             if found is None:
                 log.warning("the memory of the largest step was not measured: the device counts none")
             step = found or 0

@@ -18,8 +18,8 @@ from fwk.worker.draft_ahead import ComingDrafts, leave_after
 from fwk.worker.draft_steps import Steps
 from fwk.worker.draft_store import DraftStore, StoredDrafts, on_host
 from fwk.worker.draft_tree import DraftTree
-from fwk.worker.forced import NoForcedDrafts
 from fwk.worker.inputs import InputBuffers
+from fwk.worker.part_drafts import NoPartDrafts
 from fwk.worker.sampling import SamplingPipeline
 from fwk.worker.sequence_table import SequenceTable
 from fwk.worker.step_rows import StepRows
@@ -56,17 +56,17 @@ class NoDrafting:
     moves_early = False
     """Whether they are drafted for when it is collected, and their drafts may be trees: then ``draft_early`` only moves
     K/V of the accepted paths, which the next step reads."""
-    forced = NoForcedDrafts()
-    """What is drafted of text that must come, whatever the decoder says."""
+    of_parts = NoPartDrafts()
+    """What features draft, whatever the decoder says."""
 
     def draft(
         self, sampled: list[ScheduledSequence], results: dict[int, SequenceResult], following: Batch | None = None
     ) -> None:
         """Put drafts into the results of a step. following: the one that was launched after it already."""
         self.propose(sampled, results, following)
-        if not self.forced.is_any:
+        if not self.of_parts.is_any:
             return
-        for slot in self.forced.enter(sampled, results, self.parents):
+        for slot in self.of_parts.enter(sampled, results, self.parents):
             self.replace(slot)
 
     def forget(self, slots: Sequence[int]) -> None:

@@ -27,9 +27,6 @@ NUM_KEPT = 32
 
 A server bounds what one of them may allocate (``fwk.server.helper``), so this bounds the cache's bytes too."""
 
-MAX_FORCED = 32
-"""Most forced tokens entered as drafts of one sequence."""
-
 Compile = Callable[[GrammarRequest], Grammar]
 Mask = Callable[[Tensor, np.ndarray, np.ndarray], None]
 """``Sampler.mask``."""
@@ -161,15 +158,6 @@ class GrammarMasks(LogitsProcessor):
         self._states[slot] = _State(grammar, may_end=not params.ignore_eos)
         return True
 
-    def constrains(self, slot: int) -> bool:
-        """Whether the sequence of a slot has a grammar."""
-        return slot in self._states
-
-    @property
-    def constrains_any(self) -> bool:
-        """Whether any sequence has a grammar."""
-        return bool(self._states)
-
     def remove(self, slot: int) -> None:
         del self._states[slot]
 
@@ -248,16 +236,10 @@ class GrammarMasks(LogitsProcessor):
             raise BlameSequence(slot, f"token {token_id} was chosen, which the grammar forbids", is_refusal=True)
         state.is_complete = True
 
-    def forced(self, slot: int) -> list[int]:
-        """Drafts of what must come next in a slot's sequence, all of whose tokens ``ends`` was told of."""
+    def grammar(self, slot: int) -> Grammar | None:
+        """That of a slot's sequence, after the tokens that ``ends`` was told of; None without, and at its end."""
         state = self._states.get(slot)
-        if state is None or state.is_complete:
-            return []
-        try:
-            return state.grammar.forced_tokens()[:MAX_FORCED]
-        except Exception as error:  # a matcher that met a limit: the next mask meets it again, and blames whom it must
-            log.debug("no forced tokens: %s", error)
-            return []
+        return None if state is None or state.is_complete else state.grammar
 
     def _num_sure(self, slots: np.ndarray | int) -> np.ndarray:
         """Tokens of sequences that are neither drafts nor still to come from the device."""

@@ -92,8 +92,8 @@ class StepModel:
 class CapturedStepModel(StepModel):
     """Steps are captured once, prompts and next tokens alike, and replayed from then on.
 
-    A step in which a sequence has an adapter or something else than tokens, or which is larger than ``most``, runs as
-    in ``StepModel``; so does every step of a model that cannot be captured (``refusal``).
+    A step in which a sequence has something else than tokens or asks something of the layers, or which is larger than
+    ``most``, runs as in ``StepModel``; so does every step of a model that cannot be captured (``refusal``).
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class CapturedStepModel(StepModel):
         return self.graph.replay(size)
 
     def _is_capturable(self, batch: ForwardBatch, size: StepSize) -> bool:
-        if batch.adapter_ids is not None or not batch.is_of_tokens:
+        if not batch.is_of_tokens:
             return False
         return all(count <= most for count, most in zip(size, self._most, strict=True))
 

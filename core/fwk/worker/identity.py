@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from fwk.config import Config
-from fwk.config.disaggregation import DisaggregationOptions
 from fwk.interfaces.attention import AttentionLayer
 from fwk.interfaces.declaration import installed_version
 from fwk.interfaces.parallel import ParallelGroup
@@ -20,7 +20,6 @@ _HARMLESS = frozenset(
     {
         "cache", "cache_tiers", "schedulers", "executors", "samplers", "logits_processors", "grammar", "tool_parsers",
         "reasoning_parsers", "dialects", "observers", "kv_transfer", "model_sources",
-        "features",  # which change them for requests of a namespace alone (``RequestPart.namespace``)
     }
 )  # fmt: skip
 """Families that cannot change what a token's K/V is. Whatever is not named here is taken for one that can."""
@@ -28,11 +27,11 @@ _HARMLESS = frozenset(
 _HARMLESS_OPTIONS = frozenset(
     {
         "executor", "disable_overlap_schedule", "sampling_backend", "schedule_policy", "prefix_cache", "cache_tiers",
-        "speculative_algorithm", "grammar_backend", "disable_jump_forward", "max_total_tokens", "mem_fraction_static",
+        "speculative_algorithm", "grammar_backend", "max_total_tokens", "mem_fraction_static",
         "device_reserve_memory_bytes",
         "max_running_requests", "max_prefill_tokens", "max_start_tokens", "prefill_max_requests",
         "chunked_prefill_size", "random_seed",
-        "check_blocks", *DisaggregationOptions.model_fields,
+        "check_blocks",
     }
 )  # fmt: skip
 """The same of core's options."""
@@ -71,8 +70,7 @@ def kv_identity(
         },
         "options": {
             key: dict(values)
-            for key, values in sorted(config.plugin_options.items())
-            if key.partition(".")[0] not in (_HARMLESS | {"loaders"} if remote else _HARMLESS)
+            for key, values in _options(config, plugins, _HARMLESS | {"loaders"} if remote else _HARMLESS)
         },
         "layers": [
             [str(layer.kv_spec), list(layer.kv_cache.shape[1:]), str(layer.kv_cache.dtype)]
@@ -126,9 +124,7 @@ def kv_common(
             if family in FAMILIES and family not in harmless
         },
         **{
-            f"the options of {key}": dict(values)
-            for key, values in sorted(config.plugin_options.items())
-            if key.partition(".")[0] not in harmless | {"executors"}
+            f"the options of {key}": dict(values) for key, values in _options(config, plugins, harmless | {"executors"})
         },
         "the number of layers with K/V": len(caches),
         "the layout of K/V": sorted({f"{layer.kv_spec} {list(_shape(layer))} {_dtype(layer)}" for layer in caches}),
@@ -137,6 +133,17 @@ def kv_common(
     return {
         words: value if isinstance(value, str) else json.dumps(value, default=str) for words, value in found.items()
     }
+
+
+def _options(
+    config: Config, plugins: PluginSet, harmless: frozenset[str]
+) -> Iterator[tuple[str, Mapping[str, object]]]:
+    """The options of plugins that may change K/V, by plugin: of none of these families."""
+    for key, values in sorted(config.plugin_options.items()):
+        family, _, name = key.partition(".")
+        item = plugins.by_family.get(family, {}).get(name)
+        if family not in harmless and getattr(item and item.declaration, "changes_kv", True):
+            yield key, values
 
 
 def _shape(layer: AttentionLayer) -> tuple[int, ...]:

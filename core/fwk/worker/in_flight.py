@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -14,11 +14,11 @@ from torch import Tensor
 from fwk.errors import BlameSequence
 from fwk.features.worker import Made, put_results
 from fwk.interfaces.device import Device, Event
+from fwk.layers.logprobs import packed_logprobs, unpacked_logprobs
 from fwk.types import Batch, ScheduledSequence, SequenceResult, StepResult
 from fwk.worker.acceptance import count_gained
 from fwk.worker.draft_store import StoredDrafts
 from fwk.worker.draft_tree import DraftTree, accepted_in_trees
-from fwk.worker.logprobs import PromptLogprobs, packed_logprobs, unpacked_logprobs
 from fwk.worker.sequence_table import SequenceTable
 from fwk.worker.step_rows import StepRows
 from fwk.worker.step_sampler import StepSampler
@@ -41,7 +41,6 @@ class Launched:
     seconds: float
     hidden: Tensor | None = None
     starts: np.ndarray | None = None
-    prompts: Sequence[PromptLogprobs] = ()
     stored: StoredDrafts | None = None
     made: Made = ()
     """By features' parts."""
@@ -94,7 +93,6 @@ class Pending:
     number: int  # of its buffers
     tokens: Tensor  # [num_rows] int64 in the host's memory, once the event has come
     event: Event
-    prompts: list[tuple[PromptLogprobs, list[Tensor]]]  # and what comes of them in the host's memory
     is_sampled: bool = False
     logprobs: Tensor | None = None  # [num_rows, n] int32, as ``tokens``: ``packed_logprobs``
     drafts: Tensor | None = None  # as ``tokens``: ``StoredDrafts.numbers``
@@ -163,8 +161,7 @@ class InFlight:
         number = self._next
         host, event = self._buffers[number]
         self._next = (number + 1) % len(self._buffers)
-        prompts = [(asked, [self._sent(packed) for packed in asked.packed]) for asked in step.prompts]
-        pending = Pending(step, number, host[: len(step.rows.slots)], event, prompts)
+        pending = Pending(step, number, host[: len(step.rows.slots)], event)
         waits = bool(self._pending) and step.logits is not None and self._sampler.reads_history(step.rows)
         self._count_drafts(step)
         if not waits:
@@ -297,9 +294,6 @@ class InFlight:
             memory = kept[number] = self._device.host_buffer((2 * values.numel(),), values.dtype)
         return memory[: values.numel()].view(values.shape).copy_(values, non_blocking=True)
 
-    def _sent(self, packed: Tensor) -> Tensor:
-        return self._device.host_buffer(packed.shape, packed.dtype).copy_(packed, non_blocking=True)
-
     @torch.inference_mode()
     def _settle_first(self) -> None:
         pending = self._pending.popleft()
@@ -314,7 +308,7 @@ class InFlight:
         pending.result = StepResult(step.batch.step, list(results.values()), step.seconds, total, drafting)
 
     def _results(self, pending: Pending) -> dict[int, SequenceResult]:
-        """By slot, of the sequences that sample, fail, or asked for something of their prompts."""
+        """By slot, of the sequences that sample, fail, or of which features' parts have something to tell."""
         step = pending.step
         if step.stored is not None and pending.drafts is not None:
             step.trees |= step.stored.learn(pending.drafts)
@@ -337,10 +331,6 @@ class InFlight:
                     asked.append((result, rows[: len(result.token_ids)]))
         if pending.logprobs is not None:
             self._add_logprobs(asked, pending.logprobs, picked)
-        for prompt, hosts in pending.prompts:
-            if prompt.slot not in pending.gone:
-                found = results.setdefault(prompt.slot, SequenceResult(prompt.slot, []))
-                found.prompt_logprobs = prompt.unpacked(hosts)
         put_results(step.made, results, pending.gone)
         return results
 
@@ -351,7 +341,7 @@ class InFlight:
         """
         step = pending.step
         rows = step.rows
-        if step.failed or pending.gone or pending.logprobs is not None or pending.prompts or step.made:
+        if step.failed or pending.gone or pending.logprobs is not None or step.made:
             return None
         picked = pending.tokens.numpy()
         if not len(picked) or picked.min() < 0:

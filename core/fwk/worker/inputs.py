@@ -71,7 +71,6 @@ class InputBuffers:
             ("seq_lens", (num_slots,), torch.int32),
             ("logits_indices", (rows,), torch.int64),
             ("hidden_indices", (rows,), torch.int64),
-            ("adapter_ids", (rows,), torch.int32),
             ("state_rows", (num_slots,), torch.int64),
             ("row_slots", (rows,), torch.int64),
             ("newest", (2 * rows,), torch.int64),
@@ -87,7 +86,7 @@ class InputBuffers:
         """Tokens that a sequence may have."""
         return self.table.token_ids.shape[1] - 1
 
-    def prepare(  # noqa: C901, PLR0912, PLR0915 - kinds of steps
+    def prepare(  # noqa: C901, PLR0912 - kinds of steps
         self,
         batch: Batch,
         trees: Mapping[int, DraftTree] | None = None,
@@ -103,7 +102,7 @@ class InputBuffers:
             return self._advance(self._last, batch)
         table = self.table
         members = self._members_of(batch)
-        slots, has_adapters = members.slots, members.has_adapters
+        slots = members.slots
         computed = table.num_computed[slots]
         counts = [s.num_new_tokens for s in batch.sequences]
         is_decode = sum(counts) == len(counts)
@@ -121,19 +120,18 @@ class InputBuffers:
         token_ids = table.token_ids[rows, positions]
         # No capture has room for such a step.
         is_eager = members.is_eager(batch)
-        is_computed = has_adapters or is_eager
-        padding = None if trees or has_trees or is_computed else self._padding(step_rows, len(token_ids))
+        padding = None if trees or has_trees or is_eager else self._padding(step_rows, len(token_ids))
         if padding is not None:
             forward = self._padded(rows, token_ids, positions, padding)
         else:
             slot_mappings = self._slot_mappings(rows, positions)
             if trees:  # a draft's K/V has a place of its own, whatever its depth: no two share one
                 positions = positions_in_trees(positions, slots, starts, seq_lens, trees)
-            more = None if is_computed or self.piece_sizes is None else self.piece_sizes.padding(len(token_ids))
+            more = None if is_eager or self.piece_sizes is None else self.piece_sizes.padding(len(token_ids))
             hidden_indices, logits_indices = self._wanted(
                 logits_indices,
                 len(token_ids),
-                has_adapters or more is not None or step_rows.wants_prompt_logprobs or step_rows.wants_hidden,
+                more is not None or step_rows.wants_hidden,
             )
             wanted = hidden_indices, logits_indices
             forward = self._filled(
@@ -141,10 +139,9 @@ class InputBuffers:
             )
             if more is not None:  # the last layer's pieces are of as many rows as those before
                 forward.piece_tokens, forward.hidden_indices = len(token_ids) + more, None
+            if is_eager and step_rows.wants_hidden:
+                forward.hidden_indices = None  # no token need be looked for
         forward.is_eager = is_eager
-        if has_adapters:  # they are told apart by token, in the last layer, too
-            forward.adapter_ids_np, forward.adapter_ids = self._ring.fill("adapter_ids", table.adapter[rows])
-            forward.hidden_indices = None
         if self._ring.is_host:
             self._send(forward)
         else:
@@ -255,7 +252,7 @@ class InputBuffers:
         """
         if self.graph_sizes is None or len(rows.slots) != num_tokens:
             return None
-        if rows.wants_prompt_logprobs or rows.wants_hidden:
+        if rows.wants_hidden:
             return None
         return self.graph_sizes.padding(num_tokens)
 
@@ -552,7 +549,6 @@ class InputBuffers:
             sequences,
             slots[sequences],
             num_tokens,
-            wants_prompt_logprobs=self.table.wants_prompt_logprobs(slots),
             wants_hidden=members.reads_hidden,
             parts=members.parts,
             has_drafts=has_drafts,

@@ -7,17 +7,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
 from fwk.config import Config, EngineOptions, ModelOptions
 from fwk.errors import ConfigError, ModelLoadError
+from fwk.features.worker import WorkerFeatures
 from fwk.interfaces.attention import AttentionBackend, AttentionLayer
 from fwk.interfaces.device import Staging, Upload
-from fwk.interfaces.expert_placement import ExpertPlacer, ExpertPlacerContext
-from fwk.interfaces.lora import LoRABackend, LoRAContext
+from fwk.interfaces.feature import ModelBuild
 from fwk.interfaces.model import Encoder, HiddenTap, Model, ModelContext
 from fwk.interfaces.moe import MoEContext, MoERunner
 from fwk.interfaces.operators import OperatorContext, Operators
@@ -33,8 +33,6 @@ from fwk.text import ModelText
 from fwk.types import ModelConfig
 from fwk.worker import memory_need
 from fwk.worker.attention_pair import build_attention
-from fwk.worker.expert_location import read_location
-from fwk.worker.expert_placement import ModelPlacement, goes_by_counts, is_placed
 from fwk.worker.pieces import Seam
 from fwk.worker.pooled_decoder import PooledDecoder
 from fwk.worker.quantization import AUTO, UNQUANTISED, ChosenQuantization
@@ -99,11 +97,10 @@ class ModelBuilder:
         self._served_cache: WeightsCache = NO_WEIGHTS_CACHE
         self.wanted_taps: list[HiddenTap] = []  # of the served model, in the order heads asked for them
         self.taps: dict[int, HiddenTap] = {}
-        self.kept_bytes: Callable[[frozenset[str]], int] = lambda takes: 0  # what workers may keep besides
-        self.expert_placement: ModelPlacement | None = None  # of the served model
-        self._is_placed = is_placed(config.engine)
-        self._location = read_location(config.engine.init_expert_location)
-        goes_by_counts(config.engine, self._location)
+        self.made: dict[str, Any] = {}
+        """What features have made for the served model."""
+        self.features = WorkerFeatures()
+        """To be set before models are built."""
         self.has_seam = False
         """Whether models call attention through ``seam``; to be set before they are built."""
 
@@ -134,31 +131,6 @@ class ModelBuilder:
             "operators", OperatorContext, device=self._device, dtype=self._dtype, threads=self._threads
         )
 
-    @cached_property
-    def _expert_placer(self) -> ExpertPlacer:
-        selection = choose(
-            self._factory.plugins, "expert_placers", self._config.engine.eplb_algorithm, self._setup.facts
-        )
-        assert selection.chosen is not None
-        self._chosen["expert_placers"] = selection.chosen.name
-        return self._factory.build(selection.chosen, ExpertPlacerContext)
-
-    @cached_property
-    def lora(self) -> LoRABackend | None:
-        """The LoRA backend; None without ``--enable-lora``."""
-        options = self._config.engine
-        if not options.enable_lora:
-            return None
-        return self._factory.build(
-            "lora",
-            LoRAContext,
-            device=self._device,
-            dtype=self._dtype,
-            max_adapters=options.max_loras_per_batch,
-            max_rank=options.max_lora_rank,
-            upload=self._upload,
-        )
-
     def build_served(self, is_greedy: Tensor | None, text: Callable[[], ModelText]) -> Model | Encoder:
         """The served model. ``is_greedy``: as in ``ModelContext``.
 
@@ -167,8 +139,7 @@ class ModelBuilder:
         model, context = self._served(self._setup, self.layers, is_greedy, text)
         self._num_own_layers, self._served_cache = len(self.layers), context.weights_cache
         self.recurrent_states = context.recurrent_states
-        self.taps = context.taps
-        self._use_placement(context)
+        self.taps, self.made = context.taps, context.made
         self._report_quantization(context)
         _check_all_read(self._setup.opened, self._factory.item("models").name, context)
         self._check_moe()
@@ -221,8 +192,7 @@ class ModelBuilder:
         for old, new in zip(self.recurrent_states, context.recurrent_states, strict=True):
             new.tensors = old.tensors
         self.recurrent_states[:] = context.recurrent_states  # the list is the states' store's, too
-        self.taps = context.taps
-        self._use_placement(context)
+        self.taps, self.made = context.taps, context.made
         self.caches[:] = [cache for cache in self.caches if cache is not self._served_cache]  # it holds the old weights
 
     def _served(
@@ -233,23 +203,8 @@ class ModelBuilder:
         opened, served = setup.opened, setup.opened.served
         context = self._context(opened, self._config.engine, "served")
         context.attention_layers = layers
-        kept = self.kept_bytes(served.media)
+        kept = self.features.kept_bytes(served.media)
         memory_need.check(setup, context.weights.stored_sizes(), self._dtype.itemsize, self._tp.size, kept)
-        context.lora = self.lora
-        if self._is_placed:
-            if self._config.engine.enable_eplb and opened.checkpoint.weights_identity():
-                raise ConfigError(
-                    f"--enable-eplb reads experts again when they move, and --load-format {opened.loader} reads them "
-                    "from where they may be gone by then: load the model from files, or leave --enable-eplb out"
-                )
-            placer = self._expert_placer if goes_by_counts(self._config.engine, self._location) else None
-            context.expert_placement = ModelPlacement(
-                self._config.engine,
-                self._location,
-                placer,
-                opened.config.num_layers,
-                num_nodes=self._tp.size // self._tp.local_size,
-            )
         if served.runner == "generate":
             context.is_greedy = is_greedy
         elif served.is_decoder and not self._config.model.classifier_from_token:
@@ -259,16 +214,6 @@ class ModelBuilder:
         if served.runner == "pool" and isinstance(model, Model):
             model = PooledDecoder(model, context, served.labels, self._token_ids(text) if served.labels else ())
         return model, context
-
-    def placed(self) -> ModelPlacement:
-        """The placement of the served model's experts, where it is another than the trivial one."""
-        assert self.expert_placement is not None
-        return self.expert_placement
-
-    def _use_placement(self, context: ModelContext) -> None:
-        if self._is_placed:
-            assert isinstance(context.expert_placement, ModelPlacement)
-            self.expert_placement = context.expert_placement
 
     def build_draft(self, name: str) -> Model:
         """A model that drafts for the served one; its layers join the served model's in the KV cache.
@@ -346,7 +291,9 @@ class ModelBuilder:
             self.taps[index].is_wanted = True
             self.wanted_taps.append(self.taps[index])
 
-    def _context(self, opened: OpenedModel, options: EngineOptions, role: str) -> ModelContext:
+    def _context(
+        self, opened: OpenedModel, options: EngineOptions, role: Literal["served", "draft", "head"]
+    ) -> ModelContext:
         """What the layers of a model are built from. role: of the model in this run."""
         attention = self.attention  # before any weight is read: a backend that cannot start says so
         checkpoint_config = opened.config.raw.get("quantization_config") or {}
@@ -369,9 +316,7 @@ class ModelBuilder:
         unquantised = find(plugins, "quant", UNQUANTISED)
         plain = method(unquantised)
         is_wide = options.enable_fp32_lm_head and self._dtype != torch.float32
-        cache = open_cache(self._config, self._setup, opened, weights, self._tp, self._threads, role)
-        self.caches.append(cache)
-        return ModelContext(
+        context = ModelContext(
             config=opened.config,
             weights=weights,
             dtype=self._dtype,
@@ -386,11 +331,16 @@ class ModelBuilder:
             moe_runner=self._moe_runner,
             operators=self.operators,
             float32_head=method(unquantised, torch.float32) if is_wide else None,
-            weights_cache=cache,
             is_deterministic=facts.is_deterministic,
             media=opened.served.media if role == "served" else frozenset(),
             ep_size=facts.ep_size,
         )
+        build = ModelBuild(role, opened.loader, can_reread=not opened.checkpoint.weights_identity())
+        told = self.features.model_context(context, build)
+        cache = open_cache(self._config, self._setup, opened, weights, self._tp, self._threads, role, told)
+        self.caches.append(cache)
+        context.weights_cache = cache
+        return context
 
     def _token_ids(self, text: Callable[[], ModelText]) -> tuple[int, ...]:
         """Of ``--classifier-from-token``. Raises ``ConfigError`` for a word that is not one token."""

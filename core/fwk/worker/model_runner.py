@@ -13,13 +13,11 @@ from torch import Tensor
 from fwk.errors import BlameSequence
 from fwk.features import worker as features
 from fwk.types import Batch, ForwardBatch, SequenceResult, StepResult
-from fwk.worker.adapters import AdapterStore, NoAdapters
 from fwk.worker.drafting import NoDrafting
 from fwk.worker.graph_sizes import GraphSizes
 from fwk.worker.graphs import StepModel
 from fwk.worker.in_flight import Early, InFlight, LateRows, Launched, Pending, Settled
 from fwk.worker.inputs import InputBuffers
-from fwk.worker.logprobs import PromptLogprobs, prompt_logprobs
 from fwk.worker.sampling import SamplingPipeline
 from fwk.worker.sequence_table import SequenceTable
 from fwk.worker.states import StateStore
@@ -45,7 +43,6 @@ class ModelRunner:
         inputs: InputBuffers,
         sampling: SamplingPipeline,
         drafting: NoDrafting,
-        adapters: AdapterStore | NoAdapters,
         in_flight: Callable[[StepSampler, Settled, Early | None], InFlight] | None = None,
         uploads: Uploads | None = None,
         num_captured: int = 0,
@@ -64,7 +61,6 @@ class ModelRunner:
         self._sampling = sampling
         self._drafting = drafting
         self._sampler = StepSampler(table, sampling, Verifier(table, sampling, drafting))
-        self._adapters = adapters
         self._num_captured = num_captured
         self._uploads = uploads
         early = self._drafting.draft_early if self._drafting.is_early or self._drafting.moves_early else None
@@ -132,8 +128,6 @@ class ModelRunner:
             )
             if hidden is not None and step.hidden is not None and not self._table.runs_ahead[rows.plan[0]].all():
                 step.hidden = hidden.clone()  # some is read when the step is collected, and another was launched then
-        if rows.wants_prompt_logprobs:
-            step.prompts = self._prompt_logprobs(batch, forward, hidden)
         pending = in_flight.add(step)
         step.seconds = time.perf_counter() - started - step.drafting
         return pending
@@ -147,10 +141,6 @@ class ModelRunner:
         if not forward.is_static:
             return forward.num_fewer
         return forward.num_fewer.index_select(0, self._sampling.send(rows.query_start[:-1]))
-
-    def _prompt_logprobs(self, batch: Batch, forward: ForwardBatch, hidden: Tensor) -> list[PromptLogprobs]:
-        own = self._own(hidden)
-        return prompt_logprobs(self.model.model, self._table, batch, forward, own, self._sampling.send)
 
     def _own(self, hidden: Tensor) -> Tensor:
         """What logits are made of, of what ``StepModel.run`` returns."""
@@ -217,10 +207,6 @@ class ModelRunner:
         self._drafting.follow(forward)
         drafting = time.perf_counter() - computed
         results = self._sampler.sample(batch, rows, logits, failed, trees)
-        if rows.wants_prompt_logprobs:
-            for found in self._prompt_logprobs(batch, forward, hidden):
-                result = results.setdefault(found.slot, SequenceResult(found.slot, []))
-                result.prompt_logprobs = found.unpacked(found.packed)
         features.put_results(made, results)
         if self._states is not None:
             for scheduled in batch.sequences:
@@ -258,12 +244,10 @@ class ModelRunner:
     def _blank_tokens(self, count: int) -> ForwardBatch:
         forward = self._inputs.blank(count, 1, 1, 1)
         forward.hidden_indices = None
-        self._adapters.plan(forward)
         return forward
 
     def _planned(self, forward: ForwardBatch) -> ForwardBatch:
-        """The same batch, with adapters and attention planned."""
-        self._adapters.plan(forward)
+        """The same batch, with attention planned."""
         forward.plan = self._plan_attention(forward)
         return forward
 
@@ -275,7 +259,6 @@ class ModelRunner:
         self._to_tell.difference_update(batch.freed_slots)
         self._drafting.forget(batch.freed_slots)
         self._table.begin(batch)
-        self._adapters.begin(batch)
         if self._states is not None:
             self._states.begin(batch)
         failed: dict[int, BlameSequence] = {}

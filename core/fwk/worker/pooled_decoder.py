@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -31,8 +30,8 @@ class PooledDecoder(Encoder):
         self._token_ids = torch.tensor(token_ids, device=context.device, dtype=torch.int64)
         self._score: ReplicatedLinear | None = None
         if labels and not token_ids:
-            plain, size = replace(context, lora=None), context.config.hidden_size
-            self._score = ReplicatedLinear(plain, "score", size, len(labels), method=context.plain)
+            size = context.config.hidden_size
+            self._score = ReplicatedLinear(context, "score", size, len(labels), method=context.plain)
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         return self._model.forward(batch)

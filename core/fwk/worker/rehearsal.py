@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
 
 from fwk.errors import ConfigError
-from fwk.types import Batch, NewSequence, SamplingParams, ScheduledSequence, StepResult
-from fwk.types.batch import AdapterPlace
+from fwk.types import Batch, Features, NewSequence, SamplingParams, ScheduledSequence, StepResult
 from fwk.types.sampling import MAX_LOGPROBS
 
 SAMPLING = SamplingParams(
@@ -26,7 +25,10 @@ SAMPLING = SamplingParams(
     ignore_eos=True,
 )
 """All that a request may ask of the sampler at once, but for a grammar."""
-SCORED = SamplingParams(max_tokens=2**20, temperature=0.0, prompt_logprobs=MAX_LOGPROBS, ignore_eos=True)
+PLAIN = SamplingParams(max_tokens=2**20, temperature=0.0, ignore_eos=True)
+
+
+Told = Callable[[int], Features]
 
 
 class Rehearsed(Protocol):
@@ -46,7 +48,7 @@ class LargestStep:
     """What bounds a run's steps.
 
     num_seqs: at once. num_tokens: of a step. seq_len: tokens of the longest sequence that the KV cache can hold.
-    max_drafts: for one sequence. num_window_groups: as in ``WorkerInfo``. generates: tokens are chosen, prompts scored.
+    max_drafts: for one sequence. num_window_groups: as in ``WorkerInfo``. generates: tokens are chosen.
     """
 
     num_seqs: int
@@ -64,15 +66,16 @@ class LargestStep:
         seq_len = min(self.seq_len, num_tokens + 2 * self.max_drafts + 2)
         return replace(self, num_seqs=min(self.num_seqs, 2), num_tokens=num_tokens, seq_len=seq_len)
 
-    def rehearse(self, runner: Rehearsed, adapters: Sequence[AdapterPlace] = ()) -> None:
+    def rehearse(self, runner: Rehearsed, told: Told = lambda number: {}) -> None:
         """Run the largest steps: many prompts, a token and drafts of each after them, the end of the longest prompt.
 
-        Every place in the block tables is block 0, which all share: what attention computes means nothing. adapters:
-        one for each sequence, in turn. Raises ``ConfigError`` where the device has too little memory for such steps.
+        Every place in the block tables is block 0, which all share: what attention computes means nothing. told:
+        to features' parts, of each sequence by its number. Raises ``ConfigError`` where the device has too little
+        memory for such steps.
         """
         try:
-            self._many(runner, adapters)
-            self._longest(runner, adapters)
+            self._many(runner, told)
+            self._longest(runner, told)
         except torch.OutOfMemoryError as error:
             reason = str(error).strip().partition("\n")[0]
             raise ConfigError(
@@ -81,12 +84,12 @@ class LargestStep:
                 "or one in fewer bits"
             ) from error
 
-    def _many(self, runner: Rehearsed, adapters: Sequence[AdapterPlace]) -> None:
+    def _many(self, runner: Rehearsed, told: Told) -> None:
         room = max(1, self.seq_len - 2 * self.max_drafts - 2)  # for what follows
         count = min(self.num_seqs, self.num_tokens)
         each, more = divmod(self.num_tokens, count)
         lengths = [min(each + (slot < more), room) for slot in range(count)]
-        result = self._prompts(runner, lengths, [0] * count, SAMPLING, adapters)
+        result = self._prompts(runner, lengths, [0] * count, SAMPLING, told)
         drafts = {done.slot: done.draft_token_ids for done in result.sequences if done.error is None}
         without = [slot for slot, own in drafts.items() if not own]
         drafts |= dict.fromkeys(without, [0] * self.max_drafts)  # where the decoder found nothing to draft: a chain
@@ -101,12 +104,12 @@ class LargestStep:
                 runner.collect(runner.launch(Batch(0, [], [], step)))
         runner.forget(list(range(count)))
 
-    def _longest(self, runner: Rehearsed, adapters: Sequence[AdapterPlace]) -> None:
+    def _longest(self, runner: Rehearsed, told: Told) -> None:
         length = max(1, self.seq_len - 2 * self.max_drafts - 2)
         new = min(length, self.num_tokens)
         if self.needs_whole_prompts:
             length = new
-        self._prompts(runner, [length], [length - new], SCORED, adapters)
+        self._prompts(runner, [length], [length - new], PLAIN, told)
         runner.forget([0])
 
     def _prompts(
@@ -115,7 +118,7 @@ class LargestStep:
         lengths: list[int],
         computed: list[int],
         sampling: SamplingParams,
-        adapters: Sequence[AdapterPlace],
+        told: Told,
     ) -> StepResult:
         """Compute prompts to their ends, from the tokens on that count as computed. A slot for each, from 0 on."""
         new: list[NewSequence] = []
@@ -123,7 +126,6 @@ class LargestStep:
         for slot, (length, start) in enumerate(zip(lengths, computed, strict=True)):
             held = -(-start // self.page_size)
             blocks = -(-min(length + 2 * self.max_drafts + 2, self.seq_len) // self.page_size)
-            adapter = adapters[slot % len(adapters)] if adapters else None
             new.append(
                 NewSequence(
                     slot,
@@ -133,8 +135,8 @@ class LargestStep:
                     [0] * held,
                     sampling if self.generates else SamplingParams(max_tokens=1),
                     slot,
-                    adapter,
                     self._windows(held),
+                    features=told(slot),
                 )
             )
             more = blocks - held

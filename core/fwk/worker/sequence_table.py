@@ -50,9 +50,7 @@ class SequenceTable:
         self.num_encoder = np.zeros(num_slots + 1, np.int64)  # leading tokens of a prompt, which an encoder reads
         self.is_greedy = np.ones(num_slots, bool)
         self.seeds = np.zeros(num_slots, np.uint64)
-        self.adapter = np.full(num_slots, -1, np.int32)  # slot of the LoRA backend; -1: no adapter
         self.logprobs = np.full(num_slots, -1, np.int64)  # top tokens to report; -1: none at all
-        self.prompt_logprobs = np.full(num_slots, -1, np.int64)
         self.features = np.zeros(num_slots, np.int64)  # those with a part in it: ``WorkerFeatures.bits``
         self.parts = WorkerFeatures()
         self.runs_ahead = np.zeros(num_slots, bool)  # steps are launched while drafts of it are being verified
@@ -75,9 +73,7 @@ class SequenceTable:
         self.seeds[slot] = new.seed
         self.segment_start[slot] = new.segment_start
         self.num_encoder[slot] = new.num_encoder_tokens
-        self.adapter[slot] = -1 if new.adapter is None else new.adapter.slot
         self.logprobs[slot] = -1 if sampling.logprobs is None else sampling.logprobs
-        self.prompt_logprobs[slot] = -1 if sampling.prompt_logprobs is None else sampling.prompt_logprobs
         self.features[slot] = self.parts.bits(new)
 
     def begin_features(self, new: NewSequence) -> None:
@@ -126,11 +122,6 @@ class SequenceTable:
         return SamplingState(
             is_greedy, self.seeds[slots], bool(is_greedy.all()), bool((self.logprobs[slots] >= 0).any())
         )
-
-    def wants_prompt_logprobs(self, slots: np.ndarray) -> bool:
-        """Whether log-probabilities of prompt tokens are still to come of a sequence in ``slots`` [n]."""
-        is_left = self.num_computed[slots] < self.num_prompt[slots] - 1
-        return bool((is_left & (self.prompt_logprobs[slots] >= 0)).any())
 
     def begin(self, batch: Batch) -> None:
         """Take in a plan: new sequences, new and other blocks, drafts."""

@@ -25,7 +25,6 @@ class StepRows:
     """(slot, num_tokens) of a row -> the draft at that place and the distribution [vocab_size] it was drawn from; None:
     it was certain, and a threshold may keep it."""
     slots_on_device: torch.Tensor | None = None  # where the device is not the host
-    wants_prompt_logprobs: bool = False  # of at least one sequence of the step
     wants_hidden: bool = False  # of all tokens, for a feature's part
     parts: tuple[WorkerPart, ...] = ()  # of features
     has_drafts: bool = False  # the texts of some end in drafts
@@ -96,7 +95,6 @@ class StepMembers:
 
     listed: list[int]  # their slots
     slots: np.ndarray  # the same, [num_seqs] int64
-    has_adapters: bool
     sampling: SamplingState
     slot_set: frozenset[int]
     starts: np.ndarray  # of a decode step, [num_seqs + 1]
@@ -110,7 +108,6 @@ class StepMembers:
         return StepMembers(
             listed,
             slots,
-            bool((table.adapter[slots] >= 0).any()),
             table.sampling_state(slots),
             frozenset(listed),
             np.arange(len(slots) + 1),

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from fwk.errors import BlameSequence
 from fwk.interfaces.device import Upload
+from fwk.layers.logprobs import token_logprobs
 from fwk.types import Batch, ScheduledSequence, SequenceResult
 from fwk.worker.draft_tree import DraftTree
-from fwk.worker.logprobs import token_logprobs
 from fwk.worker.sampling import SamplingPipeline
 from fwk.worker.sequence_table import SequenceTable
 from fwk.worker.step_rows import StepRows

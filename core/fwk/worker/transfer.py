@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fwk.config import Config
+from fwk.features.declared import moved_by
 from fwk.interfaces.attention import AttentionLayer
 from fwk.interfaces.device import Device, Event, NoEvent, Upload
 from fwk.interfaces.parallel import ParallelGroup
@@ -268,7 +269,7 @@ def _outlives(item: Registered) -> bool:
 
 def needs_hash(config: Config, setup: ModelSetup) -> bool:
     """Whether K/V are kept or sent where those of another model may be."""
-    return config.engine.disaggregation_mode != "null" or any(map(_outlives, tiers_of(config, setup)))
+    return bool(moved_by(setup.factory)) or any(map(_outlives, tiers_of(config, setup)))
 
 
 def open_store(

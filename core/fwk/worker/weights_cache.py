@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,6 @@ CLOSED_WITHIN = 10.0
 
 _OPTIONS = (
     "quantization", "quantization_exclude", "quantization_layers", "enable_fp32_lm_head", "expert_parallel_size",
-    "ep_num_redundant_experts", "init_expert_location", "eplb_algorithm",
 )  # fmt: skip
 _FAMILIES = ("quant", "loaders", "models", "moe")
 
@@ -54,10 +53,12 @@ def open_cache(
     group: ParallelGroup,
     threads: ThreadPool,
     role: str,
+    features: Sequence[str] = (),
 ) -> WeightsCache:
     """The cache of one model in the role ``served``, ``draft`` or ``head``.
 
-    Raises ``ConfigError`` for a named folder that cannot be used.
+    features: what those that change its weights say (``WorkerPart.model_context``). Raises ``ConfigError`` for a named
+    folder that cannot be used.
     """
     wanted = config.model.weights_cache
     if wanted == "none" or not setup.device.is_host or refusal() is not None:
@@ -71,7 +72,7 @@ def open_cache(
             raise
         log.warning("packed weights are not kept for the next start: %s", error)
         return NO_WEIGHTS_CACHE
-    key = _key(config, setup, opened, group, role)
+    key = _key(config, setup, opened, group, role, features)
     max_bytes = int(config.model.weights_cache_size * 2**30)
     return FileCache(_path(folder, opened, key), key, weights, threads, 0 if is_named else MIN_BYTES, max_bytes)
 
@@ -99,7 +100,9 @@ def _path(folder: Path, opened: OpenedModel, key: str) -> Path:
     return folder / f"{name}-{key[:24]}{ENDING}"
 
 
-def _key(config: Config, setup: ModelSetup, opened: OpenedModel, group: ParallelGroup, role: str) -> str:
+def _key(
+    config: Config, setup: ModelSetup, opened: OpenedModel, group: ParallelGroup, role: str, features: Sequence[str]
+) -> str:
     """What a whole file depends on. Its entries have keys of their own, with the kernels' versions.
 
     A file's time of change (ctime) is in it, which nobody can set: bytes between samples that were written in place.
@@ -124,6 +127,7 @@ def _key(config: Config, setup: ModelSetup, opened: OpenedModel, group: Parallel
             for name, values in sorted(config.plugin_options.items())
             if name.partition(".")[0] in _FAMILIES and not (remote and name.startswith("loaders."))
         },
+        "features": list(features),
         "rank": [group.rank, group.size],
     }
     return hashlib.blake2b(json.dumps(known, sort_keys=True, default=str).encode(), digest_size=32).hexdigest()

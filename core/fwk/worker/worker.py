@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ class LocalWorker(Worker):
         self._operations = self._parts.operations
         self._runner: Runner | None = None
         self._store: BlockStore | None = None
+        self._between_steps: Sequence[Callable[[], None]] = ()
         self._num_saved: deque[int] = deque()  # when each step in flight was launched
 
     @torch.inference_mode()
@@ -37,13 +39,22 @@ class LocalWorker(Worker):
             info = self._builder.build()
         self._store = self._parts.store
         if self._parts.runner is not None and self._parts.observers is not None:
-            self._runner = self._builder.moving_experts(self._parts.observers.around(self._parts.runner))
+            self._runner = self._parts.observers.around(self._parts.runner)
+        if self._parts.features is not None:
+            self._between_steps = self._parts.features.between_steps()
         return info
 
     def execute(self, batch: Batch) -> StepResult:
         return self.collect(self.launch(batch))
 
     def launch(self, batch: Batch) -> Any:
+        pending = self._launch(batch)
+        for work in self._between_steps:
+            with torch.inference_mode():
+                work()
+        return pending
+
+    def _launch(self, batch: Batch) -> Any:
         assert self._runner is not None, "load comes first"
         if self._store is None:
             return self._runner.launch(batch)

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import msgspec
 import pytest
 
+from fwk.interfaces.dialect import FEATURE_FIELDS
 from fwk.interfaces.feature import EnginePart, FeatureSpec, ServerPart, WorkerPart
 from fwk.plugins import Registered, load_object
 from fwk.types import SamplingParams
@@ -27,11 +28,13 @@ class FeatureSuite(ServedSuite):
     """Requests without it say what they say without the feature; with it, the same alone, together, and started over.
 
     request: the fields of a request (``FeatureSpec.params``) that ask for the feature; none for one that no field asks.
+    fields: the same of ``SamplingParams`` (``FeatureSpec.fields``), or of keyword arguments of ``fwk.LLM.generate``.
     prepare: called with the ``fwk.LLM`` before such a request, for what has to be loaded first.
     """
 
     family = "features"
     request: ClassVar[Mapping[str, Any]] = {}
+    fields: ClassVar[Mapping[str, Any]] = {}
 
     def prepare(self, llm: Any) -> None:
         """Nothing has to be loaded."""
@@ -80,7 +83,9 @@ class FeatureSuite(ServedSuite):
         self.skip_where_refused(item)
         from fwk import LLM  # noqa: PLC0415 - imports torch
 
-        sampling = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True, extra=dict(self.request))
+        given = {name: value for name, value in self.fields.items() if name in FEATURE_FIELDS}
+        sampled = {name: value for name, value in self.fields.items() if name not in given}
+        sampling = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True, extra=dict(self.request), **sampled)
         plain = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
         settings = {"load_format": "dummy", "max_running_requests": 4, "check_blocks": True, **self.options}
         said: list[list[list[int]]] = []
@@ -90,9 +95,12 @@ class FeatureSuite(ServedSuite):
                 with LLM(folder, plugins=alongside(item.package), max_total_tokens=num_tokens, **settings) as llm:
                     self.prepare(llm)
                     prompts = [_PROMPT, [*_PROMPT, 5], [9, 9, 2]]
-                    done = llm.generate([*prompts, _PROMPT], [sampling, sampling, sampling, plain])
+                    fields: dict[str, Any] = {
+                        name: [value] * 3 + [FEATURE_FIELDS[name][1]] for name, value in given.items()
+                    }
+                    done = llm.generate([*prompts, _PROMPT], [sampling, sampling, sampling, plain], **fields)
                     said.append([completion.token_ids for completion in done])
-                    said.append([llm.generate([prompt], sampling)[0].token_ids for prompt in prompts])
+                    said.append([llm.generate([prompt], sampling, **given)[0].token_ids for prompt in prompts])
         if self.is_exact and self.model_config is TINY:
             without = plain_tokens(json.dumps(TINY))[0]
             assert said[0][3] == without, "alongside, a request without it says something else than without the feature"

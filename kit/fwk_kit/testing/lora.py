@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from fwk.errors import ModelLoadError
 from fwk.interfaces.lora import (
+    AdaptedBatch,
     LoRABackend,
     LoRAContext,
     LoRALayer,
@@ -23,7 +23,6 @@ from fwk.interfaces.lora import (
     LoRASourceContext,
 )
 from fwk.plugins import Registered
-from fwk.types import ForwardBatch
 from fwk_kit.testing.base import PluginSuite
 from fwk_kit.testing.batches import block_tables, make_batch
 from fwk_kit.testing.served import ServedSuite
@@ -42,13 +41,13 @@ def adapter(seed: int, rank: int, *, only: int | None = None) -> list[LoRAMatric
     return made
 
 
-def batch_of(slots: Sequence[int] | None, num_tokens: int) -> ForwardBatch:
+def batch_of(slots: Sequence[int] | None, num_tokens: int) -> AdaptedBatch:
     """A step in which token i is of the adapter in ``slots[i]``."""
     batch = make_batch([0], [num_tokens], block_tables([num_tokens]))
     if slots is None:
-        return batch
+        return AdaptedBatch.of(batch)
     ids = np.array(slots, np.int32)
-    return dataclasses.replace(batch, adapter_ids=torch.from_numpy(ids), adapter_ids_np=ids)
+    return AdaptedBatch.of(batch, torch.from_numpy(ids), ids)
 
 
 class LoRABackendSuite(ServedSuite):

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 from tests.helpers.dict_tier import DictTier
-from tests.helpers.engine_machine import EngineMachine, assert_idle, prompts, request, run
+from tests.helpers.engine_machine import EngineMachine, assert_idle, prompts, request, run, scoring
 
 from fwk.engine.core import Engine
 from fwk.engine.transfer import WorkerTransfer
@@ -144,7 +144,7 @@ class TieredMachine(EngineMachine):
                 [*host(20)(context), FlakyTierReadAhead(context, num_blocks, rate)] if kind == "ahead" else kinds[kind]
             )
 
-        self.engine = make_engine(
+        engine = make_engine(
             num_blocks=num_blocks,
             block_size=block_size,
             cache="hierarchical",
@@ -158,6 +158,7 @@ class TieredMachine(EngineMachine):
             max_len=64,
             draft=draft if drafts and depth == 1 else None,
         )
+        self.engine = scoring(engine)
         self.room = min(64, num_blocks * block_size)
         self.count = 0
         self.open = {}
@@ -234,8 +235,7 @@ def test_prompt_logprobs_take_nothing_from_a_tier() -> None:
     engine, _ = one_tier()
     serve(engine, "a", numbers(0, 41))
     serve(engine, "b", numbers(50, 60))
-    params = SamplingParams(max_tokens=2, temperature=0.0, prompt_logprobs=0)
-    engine.add(Request(request_id="c", prompt_token_ids=numbers(0, 41), sampling=params))
+    scoring(engine).add(request("c", numbers(0, 41), max_tokens=2, prompt_logprobs=0))
     engine.step()
     assert engine.stats().restored_prompt_tokens == 0
     engine.abort("c")

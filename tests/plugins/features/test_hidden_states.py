@@ -14,7 +14,7 @@ from tests.helpers.pretend_cuda import JOURNAL, pretended
 
 import fwk
 from fwk import Facts, SamplingParams
-from fwk.errors import InvalidRequest, PluginError
+from fwk.errors import ConfigError, InvalidRequest
 from fwk.interfaces.feature import EnginePartContext
 from fwk.plugins import discover
 from fwk.types import Request
@@ -97,7 +97,7 @@ def test_where_the_feature_is_not_installed_requests_are_refused(folder: Path) -
 
 def test_a_model_that_generates_nothing_has_none_to_return(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**TINY, "architectures": ["LlamaModel"]}))
-    with pytest.raises(PluginError, match="served to embed, and its replies are made of hidden states"):
+    with pytest.raises(ConfigError, match="served to embed, and its replies are made of hidden states"):
         fwk.LLM(str(tmp_path), enable_return_hidden_states=True, **OPTIONS)
 
 
@@ -106,7 +106,9 @@ def test_a_device_is_not_waited_for(folder: Path) -> None:
     prompts = [[1, 7, 3, 9] * 9, [5, 5, 6]]
     backends = dict.fromkeys(("attention_backend", "operator_backend", "sampling_backend"), "torch")
     for drafts in ({}, {"speculative_algorithm": "ngram"}):
-        options = OPTIONS | backends | drafts | {"enable_return_hidden_states": True, "chunked_prefill_size": 16}
+        options: dict[str, Any] = (
+            OPTIONS | backends | drafts | {"enable_return_hidden_states": True, "chunked_prefill_size": 16}
+        )
         with fwk.LLM(str(folder), device="cpu", **options) as llm:
             wanted = llm.generate(prompts, ASKS)
         with pretended() as plugins, fwk.LLM(str(folder), plugins=plugins, device="pretended", **options) as llm:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from safetensors.torch import load_file, save_file
 from tests.helpers.lora_adapters import ADAPTERS
@@ -17,12 +18,20 @@ from fwk import SamplingParams
 from fwk.errors import InvalidRequest
 from fwk.plugins import discover
 from fwk.types import Request, cache_namespace
+from fwk_lora.feature import Adapted
+from fwk_lora.feature.engine import Adapters
 
 Serve = Callable[..., fwk.LLM]
 GREEDY = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True)
 PROMPTS = [list(range(5, 5 + n)) for n in (3, 17, 40, 1, 90, 16)]
 NAMES = ["", *ADAPTERS]
 ALL = tuple(ADAPTERS)
+
+
+def adapters_of(llm: fwk.LLM) -> Adapters:
+    """The books of the engine's part."""
+    [part] = [part for part in llm.engine.scheduler.parts.all if part.name == "lora"]
+    return part.adapters  # type: ignore[attr-defined]
 
 
 def ids(done: list[fwk.Completion]) -> list[list[int]]:
@@ -187,20 +196,23 @@ def test_requests_under_way_finish_on_an_unloaded_adapter(
     llm = fresh(max_loras_per_batch=1, max_running_requests=2)
     info = llm.load_adapter("mine", str(folders / "wide"))
     following = {
-        key: entry for item in llm.inputs(PROMPTS[:4], GREEDY, 1, "mine") for key, entry in llm.submit(item).items()
+        key: entry
+        for item in llm.inputs(PROMPTS[:4], GREEDY, 1, adapter="mine")
+        for key, entry in llm.submit(item).items()
     }
     open_ = set(following)
     for event in llm.engine.step():
         llm._take(event, following, open_)
     assert llm.engine.stats().num_waiting > 0
     llm.unload_adapter("mine")
-    assert info.key in llm.engine.adapters._by_key
-    llm.load_adapter("mine", str(folders / "narrow"))
+    assert info.key in adapters_of(llm)._by_key
+    newer = llm.load_adapter("mine", str(folders / "narrow"))
     later = llm.generate(PROMPTS[:4], GREEDY, adapter="mine")  # steps the others to their end, too
     assert ids(later) == expected["narrow"][:4]
-    assert info.key not in llm.engine.adapters._by_key
+    assert info.key not in adapters_of(llm)._by_key
     worker = llm.engine.executor._worker  # type: ignore[attr-defined]
-    assert list(worker._operations["load_adapter"].__self__._loaded) == [llm.engine.adapters.key_of("mine")]
+    [part] = [part for part in worker._parts.features._parts if part.context.name == "lora"]
+    assert list(part.store._loaded) == [newer.key]
 
 
 def test_an_unloaded_adapter_comes_back_while_in_use(fresh: Serve, folders: Path) -> None:
@@ -217,20 +229,45 @@ def test_an_unloaded_adapter_comes_back_while_in_use(fresh: Serve, folders: Path
 def test_a_request_that_comes_after_the_unload_fails_alone(fresh: Serve, folders: Path) -> None:
     """The race of a server: checked at the door, unloaded before it reached the engine."""
     llm = fresh()
-    llm.load_adapter("mine", str(folders / "wide"))
-    key = llm.engine.adapters.key_of("mine")
-    request = Request(request_id="late", prompt_token_ids=[5], sampling=GREEDY, adapter=key)
+    key = llm.load_adapter("mine", str(folders / "wide")).key
+    asked = {"lora": msgspec.Raw(msgspec.msgpack.encode(Adapted(key)))}
+    request = Request(request_id="late", prompt_token_ids=[5], sampling=GREEDY, features=asked)
     llm.unload_adapter("mine")
     [event] = llm.engine.add(request)
     assert event.error == "the LoRA adapter 'mine' is not loaded"
     assert llm.engine.stats().num_waiting == 0
 
 
+async def test_the_engine_that_is_awaited_has_it_too(folders: Path, expected: dict[str, list[list[int]]]) -> None:
+    async with fwk.AsyncLLM(str(folders / "base"), max_total_tokens=4096, enable_lora=True) as llm:
+        info = await llm.load_adapter("mine", str(folders / "wide"))
+        assert info.rank == 8
+        assert ids(await llm.generate(PROMPTS[:2], GREEDY, adapter=["mine", ""])) == [
+            expected["wide"][0],
+            expected[""][1],
+        ]
+        with pytest.raises(TypeError, match="unexpected keyword argument 'adaptor'"):
+            await llm.generate(PROMPTS[:1], GREEDY, adaptor="mine")
+        with pytest.raises(InvalidRequest, match="2 prompts, but 1 of adapter"):
+            await llm.generate(PROMPTS[:2], GREEDY, adapter=["mine"])
+        with pytest.raises(TypeError):
+            await llm.load_adapter("mine")
+        await llm.unload_adapter("mine")
+        assert not hasattr(llm, "load_adaptor")
+        assert ids(await llm.generate(PROMPTS[:1], GREEDY)) == expected[""][:1]
+
+
+def test_beams_of_an_adapter_are_those_of_its_merged_model(serve: Serve) -> None:
+    [found] = serve(adapters=ALL).beam_search([PROMPTS[0]], 3, 6, n=2, adapter="wide")
+    [wanted] = serve("wide-merged", prefix_cache="none", max_running_requests=1).beam_search([PROMPTS[0]], 3, 6, n=2)
+    assert ids(found) == ids(wanted)
+
+
 def test_lora_off(serve: Serve, folders: Path) -> None:
     llm = serve(prefix_cache="none", max_running_requests=1)
-    with pytest.raises(InvalidRequest, match="serves no LoRA adapters; start it with --enable-lora"):
+    with pytest.raises(InvalidRequest, match="load_adapter needs the feature 'lora': start with --enable-lora"):
         llm.load_adapter("wide", str(folders / "wide"))
-    with pytest.raises(InvalidRequest, match="no LoRA adapter 'wide' is loaded"):
+    with pytest.raises(InvalidRequest, match="adapter needs the feature 'lora': start with --enable-lora"):
         llm.generate([PROMPTS[0]], GREEDY, adapter="wide")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,16 +17,17 @@ from tests.helpers.ranks import Rank
 from torch import Tensor
 
 from fwk import native
-from fwk.interfaces.lora import LoRABackend, LoRAContext, LoRAMatrices, LoRAPart, LoRASourceContext
+from fwk.interfaces.lora import AdaptedBatch, LoRABackend, LoRAContext, LoRAMatrices, LoRAPart, LoRASourceContext
 from fwk.interfaces.model import ModelContext
 from fwk.interfaces.parallel import ParallelGroup
 from fwk.interfaces.quant import LinearShape, ParamSpec, QuantContext, QuantMethod
 from fwk.layers import ColumnParallelLinear, GatedMLP, Part, QKVLinear, RowParallelLinear
 from fwk.native.thread_pool import ThreadPool
 from fwk.plugins import discover, find, load_object
-from fwk.types import AdapterPlace, Batch, ForwardBatch, ModelConfig, NewSequence, SamplingParams
-from fwk.worker.adapters import AdapterStore
+from fwk.types import ForwardBatch, ModelConfig
 from fwk_kit.testing.batches import block_tables, make_batch
+from fwk_lora.feature import AdapterPlace
+from fwk_lora.feature.worker import AdapterStore
 from fwk_lora.local import LocalAdapterOptions
 from fwk_lora.torch_lora.backend import TorchLoRA
 from fwk_models.llama.model import Llama
@@ -54,15 +54,14 @@ def store_of(lora: LoRABackend) -> AdapterStore:
 
 
 def place(store: AdapterStore, folder: Path, slot: int) -> None:
-    """Load an adapter and put it into a slot, as a batch with a new sequence does."""
+    """Load an adapter and put it into a slot, as a new sequence does."""
     answer = store.load(folder.name, str(folder))
-    new = NewSequence(0, [1], 1, 0, [], SamplingParams(), 0, AdapterPlace(slot, str(answer["key"])))
-    store.begin(Batch(1, [], [new], []))
+    store.put(AdapterPlace(slot, str(answer["key"])))
 
 
-def with_ids(batch: ForwardBatch, ids: Sequence[int]) -> ForwardBatch:
+def with_ids(batch: ForwardBatch, ids: Sequence[int]) -> AdaptedBatch:
     array = np.array(ids, np.int32)
-    return dataclasses.replace(batch, adapter_ids=torch.from_numpy(array), adapter_ids_np=array)
+    return AdaptedBatch.of(batch, torch.from_numpy(array), array)
 
 
 @pytest.fixture(scope="module")
@@ -226,7 +225,7 @@ def test_layers_without_lora_are_untouched_by_it(folders: Path) -> None:
 def test_no_adapter_in_the_step_is_no_work(folders: Path) -> None:
     context = context_of(folders / "base")
     layer = ColumnParallelLinear(context, [Part("model.layers.0.self_attn.q_proj", 64)], 64)
-    context.lora.plan(make_batch([0], [3], block_tables([3])))
+    context.lora.plan(AdaptedBatch.of(make_batch([0], [3], block_tables([3]))))
     y = random(3, 64)
     assert context.lora.apply(y, None, layer._lora_layer) is y  # type: ignore[arg-type]
 

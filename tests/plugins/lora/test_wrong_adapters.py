@@ -120,7 +120,7 @@ def test_damaged_or_unsupported(llm: fwk.LLM, folders: Path, tmp_path: Path, cas
     assert "\n" not in str(raised.value)
     assert str(tmp_path) not in str(raised.value), "a client must not learn of the server's folders"
     assert str(raised.value).startswith("LoRA adapter 'bad' cannot be loaded: ")
-    assert not llm.engine.adapters.infos()
+    assert llm.engine.call_feature("lora", "adapters", ()) == []
 
 
 def test_made_for_something_else(llm: fwk.LLM, folders: Path, tmp_path: Path) -> None:
@@ -184,8 +184,11 @@ def test_names(llm: fwk.LLM, folders: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"lora_paths": ["a=/x"]}, "--lora-paths does nothing without --enable-lora"),
-        ({"max_lora_rank": 8}, "--max-lora-rank does nothing without --enable-lora"),
+        (
+            {"lora_paths": ["a=/x"]},
+            "--lora-paths belongs to features.lora, which is off: turn it on with",
+        ),
+        ({"max_lora_rank": 8}, "--max-lora-rank belongs to features.lora, which is off: turn it on with --enable-lora"),
         ({"lora_dirs": ["/tmp"]}, "--lora-dirs belongs to lora_sources.local, which is not used: add --enable-lora"),
         ({"enable_lora": True, "lora_paths": ["justapath"]}, "'justapath' is not NAME=FOLDER"),
         ({"enable_lora": True, "lora_paths": ["a=/x", "a=/y"]}, "the name 'a' is given twice"),

@@ -361,7 +361,6 @@ def test_configurations_nobody_computes(copy: Path, change: dict[str, Any], mess
     ("option", "value", "said"),
     [
         ("speculative_algorithm", "ngram", "--speculative-algorithm ngram"),
-        ("enable_lora", True, "--enable-lora"),
         ("kv_cache_dtype", "int8", "--kv-cache-dtype int8"),
         ("prefix_cache", "hierarchical", "--prefix-cache hierarchical"),
         ("cache_tiers", ["host"], "--cache-tiers host"),
@@ -370,6 +369,11 @@ def test_configurations_nobody_computes(copy: Path, change: dict[str, Any], mess
 def test_what_an_encoder_could_only_ignore_is_refused(copy: Path, option: str, value: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=f"^{said}: .* makes embeddings"):
         fwk.LLM(str(copy), **{option: value})
+
+
+def test_adapters_are_for_models_of_text(copy: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^--enable-lora: .* not embed: adapters are for models of text"):
+        fwk.LLM(str(copy), enable_lora=True)
 
 
 def test_it_is_no_longer_than_its_positions(copy: Path) -> None:

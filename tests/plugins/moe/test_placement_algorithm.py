@@ -8,8 +8,8 @@ import random
 import pytest
 
 from fwk.interfaces.expert_placement import ExpertPlacerContext, PlacementShape
-from fwk.worker.expert_placement import kept_in_place, utilization
 from fwk_moe.deepseek_placement.placer import DeepSeekPlacer, packed, replicated
+from fwk_moe.expert_placement.rebalancer import kept_in_place, utilization
 
 PLACER = DeepSeekPlacer(ExpertPlacerContext())
 

@@ -3,8 +3,10 @@
 import base64
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Annotated
 
 import httpx
+import msgspec
 import pytest
 from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families as parse_text
@@ -370,3 +372,22 @@ async def test_clients_cannot_make_more_sets_than_allowed():
 def test_names_of_labels_are_checked(names):
     with pytest.raises(ValidationError):
         PrometheusOptions(tokenizer_metrics_allowed_custom_labels=names)
+
+
+class Numbers(msgspec.Struct):
+    """What a feature counts."""
+
+    num_open: Annotated[int, msgspec.Meta(description="Open now.")] = 0
+    letters: int = 0
+
+
+async def test_numbers_of_features_are_metrics_from_the_start():
+    observer = PrometheusObserver(ObserverContext(MODEL, PrometheusOptions(), feature_stats={"mine": Numbers}))
+    assert (await samples(observer))["fwk:letters_total",] == 0
+    observer.step_finished(EngineStats(features={"mine": {"num_open": 3, "letters": 10}}))
+    observer.step_finished(EngineStats(features={"mine": {"num_open": 2, "letters": 4}}))  # of another engine
+    found = await samples(observer)
+    assert (found["fwk:num_open",], found["fwk:letters_total",]) == (2, 14)
+    page = (await scrape(observer)).text
+    assert "# HELP fwk:num_open Open now." in page
+    assert "letters of the feature mine." in page

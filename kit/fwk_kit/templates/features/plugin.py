@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-from fwk_mine import MineRequest, MineResult
-
 from fwk.interfaces.dialect import EmbedInput, GenerateInput, OutputDelta
 from fwk.interfaces.feature import (
     EnginePart,
@@ -19,6 +16,8 @@ from fwk.interfaces.feature import (
     WorkerPart,
 )
 from fwk.types import Batch, ForwardBatch
+
+from . import MineRequest, MineResult
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -52,8 +51,8 @@ class MineCall(RequestPart):
     async def enter(self, item: GenerateInput) -> MineRequest:
         return MineRequest()
 
-    async def output(self, delta: OutputDelta, event: msgspec.Struct | None) -> OutputDelta:
-        if isinstance(event, MineResult):
+    async def output(self, delta: OutputDelta, event: Any) -> OutputDelta:  # event: MineResult, or None
+        if event is not None:
             self._server.total += event.total
             self._server.count += event.count
         return delta

@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fwk.interfaces.lora import LoRABackend, LoRAContext, LoRALayer, LoRAMatrices, PackedAdapter
+from fwk.interfaces.lora import AdaptedBatch, LoRABackend, LoRAContext, LoRALayer, LoRAMatrices, PackedAdapter
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from fwk.types import ForwardBatch
 
 
 class MineLoRA(LoRABackend):
@@ -39,7 +37,7 @@ class MineLoRA(LoRABackend):
     def clear(self, slot: int) -> None:
         self._slots[slot] = {}
 
-    def plan(self, batch: ForwardBatch) -> None:
+    def plan(self, batch: AdaptedBatch) -> None:
         ids = batch.adapter_ids
         slots: Any = () if ids is None else ids.unique().tolist()
         self._rows = {slot: torch.nonzero(ids == slot)[:, 0] for slot in slots if slot >= 0}

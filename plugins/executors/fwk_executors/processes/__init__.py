@@ -124,11 +124,6 @@ class ProcessesSpec(ExecutorSpec):
                 f"{nodes} is not possible with --data-parallel-size {engine.data_parallel_size}: start a server "
                 "for each replica, and put a load balancer in front of them"
             )
-        if engine.disaggregation_mode != "null":
-            raise ConfigError(
-                f"{nodes} is not possible with --disaggregation-mode {engine.disaggregation_mode}: ranks of one "
-                "machine exchange K/V with those of one other"
-            )
         if len(configs) > 1:
             raise ConfigError(f"{nodes} is not possible with several models (--also): start a server for each")
         for name in ("take_over", "idle_timeout", "enable_memory_saver"):

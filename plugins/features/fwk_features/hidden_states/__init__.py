@@ -70,6 +70,7 @@ def features() -> list[FeatureSpec]:
             worker="fwk_features.hidden_states.worker:HiddenStatesWorker",
             wire=Wire(request=Wanted, sequence=Wanted, result=StepStates, event=NewStates),
             fields=("return_hidden_states",),
+            changes_kv=False,
             options=HiddenStatesOptions,
             enabled_by=("enable_return_hidden_states",),
             summary="hidden states in replies (return_hidden_states)",

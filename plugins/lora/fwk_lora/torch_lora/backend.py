@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fwk.interfaces.lora import LoRABackend, LoRAContext, LoRALayer, LoRAMatrices, PackedAdapter
-from fwk.types import ForwardBatch
+from fwk.interfaces.lora import AdaptedBatch, LoRABackend, LoRAContext, LoRALayer, LoRAMatrices, PackedAdapter
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +70,7 @@ class TorchLoRA(LoRABackend):
     def clear(self, slot: int) -> None:
         self._slots[slot] = {}
 
-    def plan(self, batch: ForwardBatch) -> None:
+    def plan(self, batch: AdaptedBatch) -> None:
         self._groups = []
         self._num_tokens = batch.num_tokens
         if batch.adapter_ids_np is None:

@@ -11,8 +11,7 @@ import torch
 import triton
 from torch import Tensor
 
-from fwk.interfaces.lora import LoRABackend, LoRAContext, LoRALayer, LoRAMatrices, LoRAPart, PackedAdapter
-from fwk.types import ForwardBatch
+from fwk.interfaces.lora import AdaptedBatch, LoRABackend, LoRAContext, LoRALayer, LoRAMatrices, LoRAPart, PackedAdapter
 from fwk_lora.triton_lora import kernels
 
 ROWS = 16
@@ -89,7 +88,7 @@ class TritonLoRA(LoRABackend):
     def clear(self, slot: int) -> None:
         self.load(slot, {})
 
-    def plan(self, batch: ForwardBatch) -> None:
+    def plan(self, batch: AdaptedBatch) -> None:
         self._num_tokens, ids = batch.num_tokens, batch.adapter_ids_np
         if ids is None or not (ids >= 0).any():
             self._tiles = self._tokens = None

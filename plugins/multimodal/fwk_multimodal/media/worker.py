@@ -5,7 +5,7 @@ from __future__ import annotations
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fwk.errors import EngineDead
 from fwk.interfaces.feature import LoadedModel, WorkerPart, WorkerPartContext
+from fwk.interfaces.model import Model
 from fwk.types import Batch, ForwardBatch, Inserted, Media, NewSequence
 from fwk_multimodal.media import PromptMedia
 
@@ -83,7 +84,7 @@ class MediaRows(WorkerPart):
                 self._payloads.pop(path).close()
 
     def model_loaded(self, loaded: LoadedModel) -> None:
-        self._model = loaded.model
+        self._model = cast(Model, loaded.model)  # one that pools is not given this part
         self._cache.clear()  # what was encoded is of the old weights
 
     def begin(self, new: NewSequence, asked: PromptMedia) -> None:

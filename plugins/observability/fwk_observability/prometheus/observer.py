@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
@@ -42,10 +43,6 @@ _COUNTERS = {
         "Messages to the engine that were not its client's or not of the protocol.",
     ),
     "cached_prompt_tokens": ("fwk:prefix_cache_hits", "Prompt tokens found in the prefix cache."),
-    "kv_transfers": ("fwk:kv_transfers", "Prompts whose K/V went to another server, or came from one, whole."),
-    "kv_transfer_failures": ("fwk:kv_transfer_failures", "Prompts whose K/V did not, and were computed again."),
-    "kv_transfer_bytes": ("fwk:kv_transfer_bytes", "Bytes of K/V that went to other servers, or came from them."),
-    "kv_transfer_seconds": ("fwk:kv_transfer_seconds", "What these transfers took, added up."),
     "restored_prompt_tokens": ("fwk:prefix_cache_restored", "Of these, prompt tokens brought back from a cache tier."),
 }
 
@@ -59,6 +56,11 @@ class PrometheusObserver(Observer):
         self._requests = LabelledRequests(options)
         self.wants_headers = self._requests.headers
         self._engine = {name: Growing() for name in _COUNTERS}
+        self._of_features = {
+            (feature, number.name): (f"fwk:{number.name}", _meaning(feature, number), Growing())
+            for feature, kind in context.feature_stats.items()
+            for number in _fields(kind)
+        }
         self._by_position: list[Growing] = []
         self._stats = EngineStats()
         self._lag = Histogram(_LAG)
@@ -103,6 +105,8 @@ class PrometheusObserver(Observer):
         self._stats = stats
         for name, counter in self._engine.items():
             counter.reading(getattr(stats, name))
+        for (feature, number), (_, _, counter) in self._of_features.items():
+            counter.reading(stats.features.get(feature, {}).get(number, 0))
         by_position = stats.accepted_by_position
         self._by_position += [Growing() for _ in by_position[len(self._by_position) :]]
         for position, counter in enumerate(self._by_position):
@@ -116,8 +120,6 @@ class PrometheusObserver(Observer):
         for name, meaning, value in (
             ("fwk:num_requests_running", "Sequences that the engine works on.", stats.num_running),
             ("fwk:num_requests_waiting", "Sequences that wait for their turn.", stats.num_waiting),
-            ("fwk:num_kv_fetching", "Prompts whose K/V are on their way from another server.", stats.num_fetching),
-            ("fwk:num_kv_offered", "Prompts whose K/V are kept until another server has them.", stats.num_offered),
             ("fwk:kv_cache_usage_perc", "Share of the KV cache's blocks that sequences hold; 1 is all.", usage),
         ):
             gauge = GaugeMetricFamily(name, meaning, labels=["model_name"])
@@ -125,6 +127,13 @@ class PrometheusObserver(Observer):
             yield gauge
         for field, (name, meaning) in _COUNTERS.items():
             yield self._counter(name, meaning, self._engine[field].total)
+        for (feature, number), (name, meaning, counter) in self._of_features.items():
+            if number.startswith("num_"):
+                gauge = GaugeMetricFamily(name, meaning, labels=["model_name"])
+                gauge.add_metric(model, stats.features.get(feature, {}).get(number, 0))
+                yield gauge
+            else:
+                yield self._counter(name, meaning, counter.total)
         accepted = CounterMetricFamily(
             "fwk:num_accepted_tokens_per_pos",
             "Accepted drafts by their place among a step's; divided by fwk:num_drafts_total, the rate of acceptance.",
@@ -148,6 +157,19 @@ class PrometheusObserver(Observer):
         counter = CounterMetricFamily(name, meaning, labels=["model_name"])
         counter.add_metric([self.context.model_name], value)
         return counter
+
+
+def _fields(kind: type[msgspec.Struct]) -> tuple[msgspec.inspect.Field, ...]:
+    """The numbers of a feature."""
+    found = msgspec.inspect.type_info(kind)
+    assert isinstance(found, msgspec.inspect.StructType)
+    return found.fields
+
+
+def _meaning(feature: str, number: msgspec.inspect.Field) -> str:
+    """What a number says of itself, or else whose it is."""
+    extra = number.type.extra_json_schema if isinstance(number.type, msgspec.inspect.Metadata) else None
+    return (extra or {}).get("description") or f"{number.name} of the feature {feature}."
 
 
 class _Collector:

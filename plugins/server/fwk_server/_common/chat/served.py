@@ -40,7 +40,8 @@ def adapter_of(model: str | None, frontend: Frontend, lora_path: str | None = No
     if named not in ("", lora_path):
         raise InvalidRequest("model and lora_path name different LoRA adapters: leave one out", "lora_path")
     if lora_path not in frontend.adapters:
-        raise InvalidRequest(f"no LoRA adapter {shown(lora_path)} is loaded", "lora_path")
+        hint = "" if frontend.adapters else ": this server has none, for which it needs --enable-lora"
+        raise InvalidRequest(f"no LoRA adapter {shown(lora_path)} is loaded{hint}", "lora_path")
     return lora_path
 
 

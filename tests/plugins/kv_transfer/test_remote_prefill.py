@@ -17,14 +17,15 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.helpers.engine_pair import Pair, half, split
+from tests.helpers.engine_pair import Pair, counts, half, split, with_source
 from tests.helpers.selection import seeds
 
 import fwk
 from fwk import SamplingParams
 from fwk.engine.kv_block_manager import KVBlockManager
 from fwk.errors import ConfigError, InvalidRequest
-from fwk.types import KVSource, Request, TokenEvent
+from fwk.types import Request, TokenEvent
+from fwk_kv_transfer.remote_prefill import KVSource
 from fwk_kv_transfer.tcp import transport
 from fwk_kv_transfer.tcp.wire import Wire
 
@@ -85,7 +86,7 @@ def test_tokens_are_those_of_one_engine(both: Both, tiny_folder: Path, name: str
         for _ in range(2):
             for one in prompts:  # one after the other: at once, two that are fetched would not know of each other
                 assert same(llm.generate([one], SAMPLINGS[name]), alone.generate([one], SAMPLINGS[name])), one
-    stats = llm.engine.stats()
+    stats = counts(llm.engine)
     assert stats.kv_transfer_failures == 0
     assert (stats.kv_transfers == 0) == (name == "of the prompt"), "all of such a prompt is computed here"
 
@@ -105,20 +106,21 @@ def test_blocks_that_are_here_are_not_sent(both: Both) -> None:
     llm, pair = both
     first, second = prompt(1, 41), prompt(1, 41)[:24] + prompt(2, 17)
     llm.generate(first, GREEDY)
-    size, rest = divmod(llm.engine.stats().kv_transfer_bytes, 10)
+    size, rest = divmod(counts(llm.engine).kv_transfer_bytes, 10)
     assert size > 0
     assert rest == 0
     llm.generate(second, GREEDY)
-    assert llm.engine.stats().kv_transfer_bytes == (10 + 4) * size, "six of ten blocks were here"
+    assert counts(llm.engine).kv_transfer_bytes == (10 + 4) * size, "six of ten blocks were here"
     llm.generate(first, GREEDY)
-    assert llm.engine.stats().kv_transfers == 2, "nothing was missing"
+    assert counts(llm.engine).kv_transfers == 2, "nothing was missing"
     pair.settle()
-    assert pair.prefill.stats().num_offered == 0, "the other side was told"
-    assert pair.prefill.stats().kv_transfers == 2
+    assert counts(pair.prefill).num_kv_offered == 0, "the other side was told"
+    assert counts(pair.prefill).kv_transfers == 2
 
 
-def request(tokens: list[int], name: str = "a", **fields: Any) -> Request:
-    return Request(request_id=name, prompt_token_ids=tokens, sampling=fields.pop("sampling", GREEDY), **fields)
+def request(tokens: list[int], name: str = "a", source: KVSource | None = None, **fields: Any) -> Request:
+    made = Request(request_id=name, prompt_token_ids=tokens, sampling=fields.pop("sampling", GREEDY), **fields)
+    return made if source is None else with_source(made, source)
 
 
 def tokens_of(events: list[TokenEvent], name: str = "a") -> list[int]:
@@ -136,12 +138,12 @@ def test_others_decode_while_one_is_fetched(both: Both, alone: fwk.LLM) -> None:
     long = SamplingParams(max_tokens=30, temperature=0.0, ignore_eos=True)
     listener, address = deaf()
     with listener:
-        pair.add(request(prompt(1, 20), "waits", kv_source=KVSource("never", [address], 5, 600.0)))
+        pair.add(request(prompt(1, 20), "waits", source=KVSource("never", 600.0, [address], 5)))
         pair.add(request(prompt(2, 20), "runs", sampling=long))
         events: list[TokenEvent] = []
         while len(tokens_of(events, "runs")) < 30:
             events += pair.decode.step()
-            assert pair.decode.stats().num_fetching == 1
+            assert counts(pair.decode).num_kv_fetching == 1
         assert tokens_of(events, "waits") == []
         pair.decode.abort("waits")
     pair.settle()
@@ -152,18 +154,19 @@ def test_others_decode_while_one_is_fetched(both: Both, alone: fwk.LLM) -> None:
 def test_workers_are_asked_as_seldom_as_wanted(tiny_folder: Path, tmp_path: Path, alone: fwk.LLM) -> None:
     with split(str(tiny_folder), tmp_path, **OPTIONS, disaggregation_decode_polling_interval=8) as (llm, pair):
         assert llm.generate(prompt(1, 30), GREEDY)[0].token_ids == alone.generate(prompt(1, 30), GREEDY)[0].token_ids
-        connector, polls = pair.decode.scheduler._connector, 0
-        call = connector._call  # type: ignore[attr-defined]
+        [part] = [part for part in pair.decode.scheduler.parts.all if part.name == "remote_prefill"]
+        polls = 0
+        call = part._call  # type: ignore[attr-defined]
 
         def counted(name: str, *args: Any) -> list[Any]:
             nonlocal polls
-            polls += name == "kv_poll"
+            polls += name == "poll"
             return call(name, *args)
 
-        connector._call = counted  # type: ignore[attr-defined]
+        part._call = counted  # type: ignore[attr-defined]
         listener, address = deaf()
         with listener:
-            pair.add(request(prompt(2, 20), "waits", kv_source=KVSource("never", [address], 5, 600.0)))
+            pair.add(request(prompt(2, 20), "waits", source=KVSource("never", 600.0, [address], 5)))
             pair.add(request(prompt(3, 20), "runs", sampling=SamplingParams(max_tokens=40, temperature=0.0)))
             for _ in range(40):
                 pair.decode.step()
@@ -177,7 +180,7 @@ def test_a_client_that_leaves_frees_its_blocks_once_nothing_writes_them(both: Bo
     _, pair = both
     listener, address = deaf()
     with listener:
-        pair.add(request(prompt(1, 20), n=2, kv_source=KVSource("never", [address], 5, 600.0)))
+        pair.add(request(prompt(1, 20), n=2, source=KVSource("never", 600.0, [address], 5)))
         pair.decode.step()
         held = pair.decode.stats().num_held_blocks
         assert held == 4, "blocks of the prompt but its last tokens, once for both"
@@ -186,7 +189,7 @@ def test_a_client_that_leaves_frees_its_blocks_once_nothing_writes_them(both: Bo
         if index is not None:
             for _ in range(50):
                 pair.decode.step()
-                assert pair.decode.stats().num_fetching == 1, "the other choice still waits"
+                assert counts(pair.decode).num_kv_fetching == 1, "the other choice still waits"
             pair.decode.abort("a", 1)
         pair.settle()
     pair.check()
@@ -196,7 +199,7 @@ def test_a_client_that_leaves_before_its_turn(both: Both) -> None:
     """Nothing was reserved; the prefill server learns that it need not keep anything."""
     _, pair = both
     pair.ask(request(prompt(1, 20)))
-    assert pair.prefill.stats().num_offered == 1
+    assert counts(pair.prefill).num_kv_offered == 1
     assert pair.prefill.stats().num_held_blocks == 5
     pair.decode.abort("a")
     pair.settle()
@@ -210,11 +213,11 @@ def test_a_prompt_that_does_not_come_is_computed(both: Both, alone: fwk.LLM, how
     if how == "gone":
         listener.close()
     if how == "unknown":
-        [address] = pair.prefill.call_workers("kv_address", [])
-    pair.add(request(prompt(1, 30), kv_source=KVSource("lost", [address], 7, 0.3)))
+        [address] = pair.addresses()
+    pair.add(request(prompt(1, 30), source=KVSource("lost", 0.3, [address], 7)))
     events = pair.settle()
     assert tokens_of(events) == alone.generate(prompt(1, 30), GREEDY)[0].token_ids
-    assert pair.decode.stats().kv_transfer_failures == 1
+    assert counts(pair.decode).kv_transfer_failures == 1
     assert events[0].cached_tokens == 0
     listener.close()
 
@@ -239,7 +242,7 @@ def test_damaged_blocks_are_computed(
     with split(str(tiny_folder), tmp_path, **OPTIONS) as (_, pair):
         pair.ask(request(prompt(1, 30)))
         events = pair.settle()
-        stats = pair.decode.stats()
+        stats = counts(pair.decode)
     assert pieces >= 2
     assert tokens_of(events) == alone.generate(prompt(1, 30), GREEDY)[0].token_ids
     assert (stats.kv_transfers, stats.kv_transfer_failures) == (0, 1)
@@ -253,7 +256,7 @@ def test_an_offer_ends_at_its_deadline(both: Both) -> None:
     while pair.prefill.has_work and time.monotonic() < end:
         pair.prefill.step()
     pair.check()
-    pair.add(request(prompt(1, 30), kv_source=source))
+    pair.add(request(prompt(1, 30), source=source))
     assert len(tokens_of(pair.settle())) == 6
 
 
@@ -267,9 +270,9 @@ def test_held_blocks_are_not_evicted(both: Both) -> None:
         while pair.prefill.scheduler.knows(order.request_id):
             pair.prefill.step()
         assert pair.prefill.stats().num_held_blocks == 25
-    pair.add(request(prompt(1, 100), kv_source=source))
+    pair.add(request(prompt(1, 100), source=source))
     pair.settle()
-    assert pair.decode.stats().kv_transfers == 1
+    assert counts(pair.decode).kv_transfers == 1
     pair.check()
 
 
@@ -283,11 +286,11 @@ def test_a_fetch_waits_for_room_and_never_for_ever(tiny_folder: Path, tmp_path: 
         pair.ask(request(prompt(1, 100)))
         while len(tokens_of(events, "runs")) < 60:
             events += pair.decode.step()
-            stats = pair.decode.stats()
-            assert not stats.num_running or not stats.num_fetching, "there is no room"
+            is_fetching = counts(pair.decode).num_kv_fetching
+            assert not pair.decode.stats().num_running or not is_fetching, "there is no room"
         events += pair.settle()
         assert tokens_of(events) == alone.generate(prompt(1, 100), GREEDY)[0].token_ids
-        assert pair.decode.stats().kv_transfers == 1
+        assert counts(pair.decode).kv_transfers == 1
 
 
 def test_without_room_at_all_prompts_are_computed(tiny_folder: Path, tmp_path: Path, alone: fwk.LLM) -> None:
@@ -318,10 +321,10 @@ def test_books_balance_whatever_happens(tiny_folder: Path, tmp_path: Path, alone
             one = request(tokens, f"r{number}", n=random.choice([1, 1, 3]))
             match random.randrange(5):
                 case 0:
-                    pair.add(msgspec.structs.replace(one, kv_source=KVSource("x" + one.request_id, [address], 4, 0.05)))
+                    pair.add(with_source(one, KVSource("x" + one.request_id, 0.05, [address], 4)))
                 case 1:
                     source = msgspec.structs.replace(pair.compute(one, 0.02), key="unknown" + one.request_id)
-                    pair.add(msgspec.structs.replace(one, kv_source=source))
+                    pair.add(with_source(one, source))
                 case 2:
                     pair.ask(one, seconds=0.02)
                 case _:
@@ -349,7 +352,7 @@ def test_ranks_fetch_from_ranks(tiny_folder: Path, tmp_path: Path, alone: fwk.LL
     with split(str(tiny_folder), tmp_path, **options) as (llm, pair):
         wanted = [x.token_ids for x in alone.generate([prompt(1, 30), prompt(2, 20)], GREEDY)]
         assert [x.token_ids for x in llm.generate([prompt(1, 30), prompt(2, 20)], GREEDY)] == wanted
-        assert pair.decode.stats().kv_transfers == 2
+        assert counts(pair.decode).kv_transfers == 2
 
 
 def test_the_weights_stay(both: Both) -> None:

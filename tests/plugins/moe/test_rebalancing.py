@@ -11,16 +11,15 @@ import torch
 from tests.helpers.models import on_ranks
 from torch import Tensor
 
-from fwk.config import EngineOptions
 from fwk.errors import ModelLoadError
 from fwk.interfaces.expert_placement import ExpertPlacer, ExpertPlacerContext, PlacementShape
 from fwk.interfaces.moe import Routing
 from fwk.interfaces.parallel import ParallelGroup, SingleRank
-from fwk.types import Batch
-from fwk.worker.expert_placement import ModelPlacement, Rebalancer
+from fwk_moe.expert_placement import ExpertPlacementOptions
+from fwk_moe.expert_placement.placement import ModelPlacement
+from fwk_moe.expert_placement.rebalancer import Rebalancer
 
 SHAPE = PlacementShape(4, 4, 2)
-BATCH = Batch(1, [], [], [])
 
 
 class Layer:
@@ -38,25 +37,6 @@ class Layer:
         self.slots = tuple(slots)
 
 
-class Steps:
-    """A runner whose steps are counts."""
-
-    def __init__(self, placement: ModelPlacement) -> None:
-        self.placement = placement
-
-    def launch(self, batch: Batch) -> Any:
-        for layer in self.placement.layers:
-            assert isinstance(layer, Layer)
-            assert layer.counts is not None
-            layer.counts += layer.loads
-        return batch
-
-    def collect(self, pending: Any) -> Any:
-        return pending
-
-    def settle(self) -> None: ...
-
-
 class Reversed(ExpertPlacer):
     """Counted and given loads; each expert in the slot that it is not in."""
 
@@ -72,16 +52,22 @@ class Reversed(ExpertPlacer):
 def made(
     placer: ExpertPlacer, group: ParallelGroup | None = None, num_layers: int = 3, **given: Any
 ) -> tuple[Rebalancer, list[Layer]]:
-    options = EngineOptions(
-        tensor_parallel_size=2, expert_parallel_size=2, enable_eplb=True, eplb_rebalance_num_iterations=2, **given
-    )
-    placement = ModelPlacement(options, None, placer, num_layers)
+    options = ExpertPlacementOptions(enable_eplb=True, eplb_rebalance_num_iterations=2, **given)
+    placement = ModelPlacement(options, None, placer, num_layers, 2)
     layers = [Layer(index, [30, 10, 5 + index, 0]) for index in range(num_layers)]
     for layer in layers:
         assert layer.counts is not None
         layer.counts += 100  # of warming up
         placement.add(layer)
-    return Rebalancer(Steps(placement), options, lambda: placement, group or SingleRank()), layers
+    return Rebalancer(options, placement, group or SingleRank()), layers
+
+
+def step(rebalancer: Rebalancer, layers: Sequence[Layer]) -> None:
+    """A step that is its counts, and what comes after it."""
+    for layer in layers:
+        assert layer.counts is not None
+        layer.counts += layer.loads
+    rebalancer.after_step()
 
 
 def test_layers_move_by_chunks_after_the_steps_that_were_counted() -> None:
@@ -89,7 +75,7 @@ def test_layers_move_by_chunks_after_the_steps_that_were_counted() -> None:
     rebalancer, layers = made(placer, eplb_rebalance_layers_per_chunk=2)
     seen: list[int] = []
     for _ in range(6):
-        assert rebalancer.launch(BATCH) is BATCH
+        step(rebalancer, layers)
         seen.append(sum(layer.slots == (3, 1, 2, 0) for layer in layers))
     assert seen == [0, 0, 2, 3, 3, 3]
     assert placer.asked[:3] == [[60, 20, 10 + 2 * index, 0] for index in range(3)]  # without warming up
@@ -105,7 +91,7 @@ def test_ranks_that_are_used_well_enough_are_left_alone(threshold: float, moves:
     placer = Reversed()
     rebalancer, layers = made(placer, num_layers=1, eplb_min_rebalancing_utilization_threshold=threshold)
     for _ in range(3):
-        rebalancer.launch(BATCH)
+        step(rebalancer, layers)
     assert bool(placer.asked) == moves
     assert (layers[0].slots != (0, 1, 2, 3)) == moves
     assert rebalancer.last == pytest.approx(0.5625)
@@ -116,7 +102,7 @@ def test_without_tokens_nothing_moves() -> None:
     rebalancer, layers = made(placer, num_layers=1)
     layers[0].loads.zero_()
     for _ in range(5):
-        rebalancer.launch(BATCH)
+        step(rebalancer, layers)
     assert not placer.asked
     assert rebalancer.last is None
 
@@ -128,7 +114,7 @@ def test_ranks_take_the_plan_of_the_first() -> None:
     def run(group: ParallelGroup) -> Tensor:
         rebalancer, layers = made(placers[group.rank], group)
         for _ in range(3):
-            rebalancer.launch(BATCH)
+            step(rebalancer, layers)
         return torch.tensor([layer.slots for layer in layers])
 
     for slots in on_ranks(2, run):
@@ -141,7 +127,7 @@ def test_an_algorithm_that_fails_moves_nothing(slots: list[int], caplog: pytest.
     rebalancer, layers = made(Reversed(slots))
     with caplog.at_level(logging.ERROR):
         for _ in range(3):
-            rebalancer.launch(BATCH)
+            step(rebalancer, layers)
     assert {layer.slots for layer in layers} == {(0, 1, 2, 3)}
     assert "experts stay where they are: ModelLoadError: --eplb-algorithm auto: model.layers.0" in caplog.text
 
@@ -150,19 +136,18 @@ def test_an_expert_that_cannot_be_read_ends_the_engine() -> None:
     """A refusal would leave this rank alone with its experts, so it is none."""
     rebalancer, layers = made(Reversed())
     layers[1].can_read = False
-    rebalancer.launch(BATCH)
-    rebalancer.launch(BATCH)
+    step(rebalancer, layers)
+    step(rebalancer, layers)
     with pytest.raises(RuntimeError, match="experts could not be moved: the checkpoint is gone"):
-        rebalancer.launch(BATCH)
+        step(rebalancer, layers)
 
 
 def test_layers_of_weights_that_serve_no_more_are_forgotten() -> None:
     rebalancer, layers = made(Reversed(), eplb_rebalance_layers_per_chunk=1)
     for _ in range(3):
-        rebalancer.launch(BATCH)
-    placement = rebalancer._placement()
-    placement.layers[:] = [Layer(index, [1, 2, 3, 4]) for index in range(3)]
-    rebalancer.launch(BATCH)
+        step(rebalancer, layers)
+    rebalancer.serve(made(Reversed())[0]._placement)
+    step(rebalancer, layers)
     assert [layer.slots for layer in layers] == [(3, 1, 2, 0), (0, 1, 2, 3), (0, 1, 2, 3)]
     assert rebalancer.told()["num_waiting_layers"] == 0
 
@@ -170,14 +155,12 @@ def test_layers_of_weights_that_serve_no_more_are_forgotten() -> None:
 @pytest.mark.parametrize(("ranks", "nodes", "seen"), [(4, 2, 2), (4, 1, 1), (2, 4, 1)])
 def test_the_algorithm_knows_the_machines(ranks: int, nodes: int, seen: int) -> None:
     """Two groups of ranks over four machines share their experts across machines: these count as one."""
-    options = EngineOptions(tensor_parallel_size=4, expert_parallel_size=ranks)
-    shape = ModelPlacement(options, None, None, 1, num_nodes=nodes).shape("m", Routing(8, 2))
+    shape = ModelPlacement(ExpertPlacementOptions(), None, None, 1, ranks, num_nodes=nodes).shape("m", Routing(8, 2))
     assert (shape.num_ranks, shape.num_nodes) == (ranks, seen)
 
 
 def test_trivial_slots_begin_again_after_the_last_expert() -> None:
-    options = EngineOptions(tensor_parallel_size=2, expert_parallel_size=2, ep_num_redundant_experts=4)
-    placement = ModelPlacement(options, None, None, 1)
+    placement = ModelPlacement(ExpertPlacementOptions(ep_num_redundant_experts=4), None, None, 1, 2)
     shape = placement.shape("m", Routing(6, 2))
     assert shape == PlacementShape(6, 10, 2)
     assert list(placement.slots("m", shape)) == [0, 1, 2, 3, 4, 5, 0, 1, 2, 3]

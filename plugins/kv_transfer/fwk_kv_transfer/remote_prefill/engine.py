@@ -12,52 +12,18 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
-from fwk.engine.gate import WAIT_SECONDS, Gate
-from fwk.engine.kv_block_manager import KVBlockManager
-from fwk.engine.reserved_blocks import ReservedBlocks
-from fwk.engine.sequence import Sequence
-from fwk.types import KVSource
+import msgspec
+
+from fwk.interfaces.feature import Blocks, EnginePart, EnginePartContext, FeatureSequence, HeldBlocks, ReservedBlocks
+from fwk_kv_transfer.remote_prefill import KVSource, RemotePrefillOptions, TransferCounts
 
 log = logging.getLogger(__name__)
 
 MAX_FETCHES = 32
 """Prompts fetched at once; those behind them wait for their turn."""
 
-Call = Callable[..., list[Any]]
-
-
-class KVConnector(Gate):
-    """What the scheduler asks. This one moves nothing: the server computes and decodes all of its requests."""
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether blocks are held for transfers, so that ``collect`` must be called."""
-        return False
-
-    def collect(self) -> None:
-        """A step is about to be planned: take back the blocks of transfers that have ended."""
-
-    @property
-    def counts(self) -> TransferCounts:
-        """What was transferred."""
-        return TransferCounts()
-
-    def finished(self, sequence: Sequence) -> None:
-        """A sequence has ended by itself, and still has its blocks."""
-
-
-@dataclass(slots=True)
-class TransferCounts:
-    """For ``EngineStats``, whose fields they are."""
-
-    num_fetching: int = 0
-    num_offered: int = 0
-    kv_transfers: int = 0
-    kv_transfer_failures: int = 0
-    kv_transfer_bytes: int = 0
-    kv_transfer_seconds: float = 0.0
+WAIT_SECONDS = 0.001
 
 
 @dataclass(slots=True)
@@ -69,23 +35,34 @@ class _Ended:
     error: str
 
 
-class _Polled(KVConnector):
-    """Asks the workers for transfers that have ended, every ``interval`` steps."""
+class Transfers(EnginePart):
+    """Asks the workers for transfers that have ended, every ``interval`` steps.
 
-    def __init__(self, kv_blocks: KVBlockManager, call: Call, interval: int = 1) -> None:
-        """call: runs an operation on all workers (``Executor.call``)."""
-        self._kv_blocks = kv_blocks
-        self._call = call
+    A prefill server's engine has ``KVOffers``, a decode server's ``KVFetches``.
+    """
+
+    def __new__(cls, context: EnginePartContext) -> Transfers:
+        options: RemotePrefillOptions = context.options
+        return object.__new__(KVOffers if options.disaggregation_mode == "prefill" else KVFetches)
+
+    def __init__(self, context: EnginePartContext, interval: int = 1) -> None:
+        super().__init__(context)
+        assert context.blocks is not None
+        self._blocks: Blocks = context.blocks
+        self._block_size = context.block_size
+        self._call = context.call
         self._interval = interval
         self._num_polls = 0
         self._parts: dict[str, list[tuple[bool, int, float, str]]] = {}  # what workers have told, until all have
         self._counts = TransferCounts()
 
-    @property
-    def counts(self) -> TransferCounts:
+    def new(self, sequence: FeatureSequence) -> None:
+        """The workers have no part in its steps."""
+
+    def stats(self) -> msgspec.Struct:
         return self._counts
 
-    def collect(self) -> None:
+    def planning(self) -> None:
         self._num_polls += 1
         if self.is_busy and self._num_polls % self._interval == 0:
             for ended in self._ended():
@@ -100,7 +77,7 @@ class _Polled(KVConnector):
             time.sleep(WAIT_SECONDS)
 
     def _ended(self) -> list[_Ended]:
-        answers = self._call("kv_poll")
+        answers = self._call("poll")
         for told in answers:
             for key, *rest in told:
                 self._parts.setdefault(key, []).append(tuple(rest))
@@ -117,33 +94,32 @@ class _Polled(KVConnector):
         return _Ended(key, is_whole, next((part[3] for part in parts if part[3]), ""))
 
 
-class KVOffers(_Polled):
+class KVOffers(Transfers):
     """Of a server that computes prompts: keeps their blocks for others."""
 
-    def __init__(self, kv_blocks: KVBlockManager, call: Call, block_size: int) -> None:
-        super().__init__(kv_blocks, call)
-        self._block_size = block_size
-        self._held: dict[str, Any] = {}  # locked nodes of the prefix cache, by key
+    def __init__(self, context: EnginePartContext) -> None:
+        super().__init__(context)
+        self._held: dict[str, HeldBlocks] = {}  # by key
 
     @property
     def is_busy(self) -> bool:
         return bool(self._held)
 
-    def finished(self, sequence: Sequence) -> None:
-        offer = sequence.request.kv_offer
-        if offer is None or offer.key in self._held:
+    def finished(self, sequence: FeatureSequence) -> None:
+        """Keep the blocks of a prompt that was computed: its sequence has ended by its one token, not by an abort."""
+        offer: KVSource = self.asked(sequence.request)
+        is_computed = sequence.is_running and len(sequence.token_ids) > sequence.num_prompt_tokens
+        if not is_computed or offer.key in self._held:
             return
-        num_full = sequence.num_prompt_tokens // self._block_size
-        blocks = sequence.blocks[: min(num_full, sequence.num_shared_blocks)]
-        if blocks:
-            self._kv_blocks.reservations.hold(sequence.node)
-            self._held[offer.key] = sequence.node
-            self._counts.num_offered = len(self._held)
-            self._call("kv_offer", offer.key, blocks, offer.seconds)
+        held = self._blocks.hold(sequence, sequence.num_prompt_tokens)
+        if held is not None:
+            self._held[offer.key] = held
+            self._counts.num_kv_offered = len(self._held)
+            self._call("offer", offer.key, held.block_ids, offer.seconds)
 
     def _take(self, ended: _Ended) -> None:
-        self._kv_blocks.reservations.let_go(self._held.pop(ended.key))
-        self._counts.num_offered = len(self._held)
+        self._blocks.let_go(self._held.pop(ended.key))
+        self._counts.num_kv_offered = len(self._held)
         if not ended.is_whole:
             self._counts.kv_transfer_failures += 1
             log.info("the K/V of a prompt were not fetched: %s", ended.error)
@@ -155,33 +131,25 @@ class _Fetch:
 
     source: KVSource
     deadline: float
-    waiting: set[Sequence] = field(default_factory=set[Sequence])
+    waiting: set[FeatureSequence] = field(default_factory=set[FeatureSequence])
     reserved: ReservedBlocks | None = None
     is_over: bool = False
 
 
-class KVFetches(_Polled):
+class KVFetches(Transfers):
     """Of a server that decodes: holds sequences back while K/V of their prompts come from another.
 
-    Their blocks are taken only where ``num_reserved_tokens`` more are left for each running sequence.
+    Their blocks are taken only where ``num_reserved_decode_tokens`` more are left for each running sequence.
     """
 
-    def __init__(
-        self,
-        kv_blocks: KVBlockManager,
-        call: Call,
-        *,
-        block_size: int,
-        num_running: Callable[[], int],
-        num_reserved_tokens: int = 0,
-        interval: int = 1,
-        now: Callable[[], float] = time.monotonic,
-    ) -> None:
-        super().__init__(kv_blocks, call, interval)
-        self._block_size = block_size
-        self._num_running = num_running
-        self._num_reserved_tokens = num_reserved_tokens
+    def __init__(self, context: EnginePartContext, now: Callable[[], float] = time.monotonic) -> None:
+        options: RemotePrefillOptions = context.options
+        super().__init__(context, options.disaggregation_decode_polling_interval)
+        self._num_running = context.num_running
+        self._num_reserved_tokens = options.num_reserved_decode_tokens
         self._now = now
+        self._begun: set[tuple[str, int]] = set()  # sequences that have run, and have not ended
+        self._found: dict[tuple[str, int], int] = {}  # tokens that the cache had before blocks came from elsewhere
         self._fetches: dict[str, _Fetch] = {}  # by request
         self._under_way: dict[str, _Fetch | None] = {}  # by key; None: an offer that is not wanted
 
@@ -189,22 +157,28 @@ class KVFetches(_Polled):
     def is_busy(self) -> bool:
         return bool(self._under_way)
 
-    def arrived(self, sequence: Sequence) -> None:
-        source, request_id = sequence.request.kv_source, sequence.request.request_id
-        if source is None or sequence.was_admitted:
+    def arrived(self, sequence: FeatureSequence) -> None:
+        request_id = sequence.request.request_id
+        if sequence.key in self._begun:
             return
         fetch = self._fetches.get(request_id)
         if fetch is None:
+            source: KVSource = self.asked(sequence.request)
             fetch = self._fetches[request_id] = _Fetch(source, self._now() + source.seconds)
         fetch.waiting.add(sequence)
 
-    def lets_through(self, sequence: Sequence) -> bool:
+    def lets_through(self, sequence: FeatureSequence) -> bool:
         fetch = self._fetches.get(sequence.request.request_id)
         if fetch is None or fetch.is_over:
             return True
         return fetch.reserved is None and not self._begin(fetch, sequence)
 
-    def started(self, sequence: Sequence) -> None:
+    def started(self, sequence: FeatureSequence) -> None:
+        self._begun.add(sequence.key)
+        self._leave(sequence)
+
+    def _leave(self, sequence: FeatureSequence) -> None:
+        """It waits for its prompt no more."""
         fetch = self._fetches.get(sequence.request.request_id)
         if fetch is None:
             return
@@ -212,19 +186,26 @@ class KVFetches(_Polled):
         if not fetch.waiting:
             del self._fetches[sequence.request.request_id]
 
-    def ended(self, sequence: Sequence) -> None:
+    def cached(self, sequence: FeatureSequence, count: int) -> int:
+        return min(count, self._found.get(sequence.key, count))
+
+    def forget(self, sequence: FeatureSequence) -> None:
+        self._begun.discard(sequence.key)
+        self._found.pop(sequence.key, None)
+
+    def ended(self, sequence: FeatureSequence) -> None:
         fetch = self._fetches.get(sequence.request.request_id)
-        self.started(sequence)
+        self._leave(sequence)
         if fetch is None or fetch.waiting or fetch.is_over:
             return
         if fetch.reserved is not None:
-            self._call("kv_cancel", fetch.source.key)  # the blocks come back when nothing writes to them
+            self._call("cancel", fetch.source.key)  # the blocks come back when nothing writes to them
         else:
             self._decline(fetch)
 
-    def _begin(self, fetch: _Fetch, sequence: Sequence) -> bool:
+    def _begin(self, fetch: _Fetch, sequence: FeatureSequence) -> bool:
         """Begin to fetch what the cache lacks; False: there is nothing to wait for."""
-        match = self._kv_blocks.match(sequence)
+        match = self._blocks.match(sequence)
         start = len(match.block_ids)
         end = min(fetch.source.num_blocks, sequence.num_matchable_tokens // self._block_size)
         count = end - start
@@ -232,20 +213,19 @@ class KVFetches(_Polled):
         if count <= 0 or left <= 0:
             self._decline(fetch)
             return False
-        if self._counts.num_fetching < MAX_FETCHES:
+        if self._counts.num_kv_fetching < MAX_FETCHES:
             num_spare = math.ceil(self._num_running() * self._num_reserved_tokens / self._block_size)
-            reservations = self._kv_blocks.reservations
-            fetch.reserved = reservations.reserve(match, sequence.token_ids, count, num_spare)
+            fetch.reserved = self._blocks.reserve(match, sequence.token_ids, count, num_spare)
         if fetch.reserved is None:
-            if self._num_running() or self._counts.num_fetching:
+            if self._num_running() or self._counts.num_kv_fetching:
                 return True  # until there is room, or the deadline has passed
             self._decline(fetch)
             return False
         self._under_way[fetch.source.key] = fetch
-        self._counts.num_fetching += 1
-        sequence.num_found_tokens = match.num_tokens
+        self._counts.num_kv_fetching += 1
+        self._found[sequence.key] = match.num_tokens
         source = fetch.source
-        self._call("kv_receive", source.addresses, source.key, list(range(start, end)), fetch.reserved.block_ids, left)
+        self._call("receive", source.addresses, source.key, list(range(start, end)), fetch.reserved.block_ids, left)
         return True
 
     def _decline(self, fetch: _Fetch) -> None:
@@ -253,15 +233,15 @@ class KVFetches(_Polled):
         fetch.is_over = True
         self._under_way[fetch.source.key] = None
         left = max(fetch.deadline - self._now(), 1.0)
-        self._call("kv_receive", fetch.source.addresses, fetch.source.key, [], [], left)
+        self._call("receive", fetch.source.addresses, fetch.source.key, [], [], left)
 
     def _take(self, ended: _Ended) -> None:
         fetch = self._under_way.pop(ended.key)
         if fetch is None:
             return
         assert fetch.reserved is not None
-        self._counts.num_fetching -= 1
-        self._kv_blocks.reservations.settle(fetch.reserved, has_arrived=ended.is_whole)
+        self._counts.num_kv_fetching -= 1
+        self._blocks.settle(fetch.reserved, has_arrived=ended.is_whole)
         fetch.reserved, fetch.is_over = None, True
         if not ended.is_whole:
             self._counts.kv_transfer_failures += 1

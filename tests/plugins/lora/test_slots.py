@@ -5,13 +5,18 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import msgspec
 import pytest
 
-from fwk.engine.adapters import AdapterGate, Adapters
 from fwk.engine.core import Engine
-from fwk.engine.gate import Gate
+from fwk.features.engine import EngineFeatures
+from fwk.interfaces.feature import EnginePartContext, Wire
 from fwk.types import Request, SamplingParams
 from fwk_kit.testing.fake_engine import make_engine, reference
+from fwk_lora.feature import Adapted, AdapterPlace, LoRAOptions
+from fwk_lora.feature.engine import Adapters, AdapterScheduling
+
+_place = msgspec.msgpack.Decoder(AdapterPlace).decode
 
 
 class Workers:
@@ -21,10 +26,10 @@ class Workers:
         self.loaded: set[str] = set()
 
     def call(self, name: str, *args: Any) -> list[Any]:
-        if name == "load_adapter":
+        if name == "load":
             self.loaded.add(f"{args[0]}@{args[1]}")
             return [{"key": f"{args[0]}@{args[1]}", "rank": 4}]
-        assert name == "unload_adapter"
+        assert name == "unload"
         self.loaded.remove(args[0])
         return [None]
 
@@ -32,13 +37,24 @@ class Workers:
 def with_adapters(num_slots: int, names: str, **options: Any) -> tuple[Engine, Workers]:
     workers = Workers()
     engine = make_engine(**options)
-    scheduler = engine.scheduler
-    scheduler.adapters = Adapters(num_slots, None, workers.call)
-    gate = AdapterGate(scheduler.adapters, scheduler.limits.max_running)
-    scheduler._gates = (Gate(), gate)
+    context = EnginePartContext(
+        "lora",
+        workers.call,
+        Wire(request=Adapted, sequence=AdapterPlace),
+        LoRAOptions(max_loras_per_batch=num_slots),
+        max_running=engine.scheduler.limits.max_running,
+    )
+    part = AdapterScheduling(context)
+    engine.scheduler.parts = EngineFeatures([part])
     for name in names:
-        scheduler.adapters.load(name, "1")
+        part.adapters.load(name, "1")
     return engine, workers
+
+
+def part_of(engine: Engine) -> AdapterScheduling:
+    [part] = engine.scheduler.parts.all
+    assert isinstance(part, AdapterScheduling)
+    return part
 
 
 def request(name: str, adapter: str, prompt: list[int], max_tokens: int = 8) -> Request:
@@ -47,8 +63,8 @@ def request(name: str, adapter: str, prompt: list[int], max_tokens: int = 8) -> 
         request_id=name,
         prompt_token_ids=prompt,
         sampling=SamplingParams(max_tokens=max_tokens, temperature=0.0),
-        adapter=key,
         cache_namespace=key,
+        features={"lora": msgspec.Raw(msgspec.msgpack.encode(Adapted(key)))} if key else {},
     )
 
 
@@ -66,7 +82,7 @@ def test_any_traffic_is_served_with_any_number_of_slots(seed: int, depth: int) -
     engine, workers = with_adapters(
         num_slots, "abcde", num_blocks=rng.choice((14, 64)), max_running=6, step_tokens=24, chunk_tokens=9, depth=depth
     )
-    adapters = engine.scheduler.adapters
+    adapters = part_of(engine).adapters
     placed: dict[int, str] = {}
     running: dict[int, str] = {}
     outputs: dict[str, list[int]] = {}
@@ -93,18 +109,18 @@ def test_any_traffic_is_served_with_any_number_of_slots(seed: int, depth: int) -
             for slot in batch.freed_slots:
                 running.pop(slot, None)
             for new in batch.new:
-                if new.adapter is not None:
-                    running[new.slot] = new.adapter.key
-                    placed[new.adapter.slot] = new.adapter.key
-                    assert new.adapter.key in workers.loaded
-                    assert 0 <= new.adapter.slot < num_slots
+                if new.features:
+                    place = _place(new.features["lora"])
+                    running[new.slot] = placed[place.slot] = place.key
+                    assert place.key in workers.loaded
+                    assert 0 <= place.slot < num_slots
             assert set(running.values()) <= set(placed.values()), "a running sequence lost its adapter's slot"
         if step >= 60 and not engine.has_work:
             break
     assert not engine.has_work, "somebody waits for ever"
     for name, tokens in wanted.items():
         assert name in aborted or outputs[name] == tokens
-    adapters.check((), ())
+    adapters.prove((), ())
     assert workers.loaded == {info.key for info in adapters.infos()}
 
 
@@ -145,9 +161,8 @@ def test_a_long_queue_is_not_read_to_its_end_every_step() -> None:
     engine.step()
     for i in range(200):
         engine.add(request(f"b{i}", "b", [i % 97], 1))
-    gate = engine.scheduler._gates[1]
     engine.step()
-    assert gate._num_held == 5  # type: ignore[attr-defined]
+    assert part_of(engine)._num_held == 5
 
 
 def test_an_idle_adapter_stays_in_its_slot_until_it_is_needed() -> None:
@@ -156,19 +171,13 @@ def test_an_idle_adapter_stays_in_its_slot_until_it_is_needed() -> None:
         adapters.load(name, "1")
     places: dict[str, int] = {}
     for name in "ab":
-        adapters.enter(f"{name}@1", 1)
-        place = adapters.take(f"{name}@1")
-        assert place is not None
-        places[name] = place.slot
+        adapters.enter(f"{name}@1")
+        places[name] = adapters.take(f"{name}@1").slot
         adapters.give_back(f"{name}@1")
         adapters.leave(f"{name}@1")
-    adapters.enter("a@1", 1)
-    again = adapters.take("a@1")
-    assert again is not None
-    assert again.slot == places["a"]
-    adapters.enter("c@1", 1)
-    place = adapters.take("c@1")  # b's, which was held longest ago of those nobody holds
-    assert place is not None
-    assert place.slot == places["b"]
+    adapters.enter("a@1")
+    assert adapters.take("a@1").slot == places["a"]
+    adapters.enter("c@1")
+    assert adapters.take("c@1").slot == places["b"], "b's was held longest ago of those nobody holds"
     assert adapters.can_take("a@1")
     assert not adapters.can_take("b@1")

@@ -8,7 +8,6 @@ import secrets
 import ssl
 import time
 import uuid
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -16,9 +15,11 @@ from urllib.parse import urlsplit
 import httptools
 import msgspec
 
-from fwk.config import EngineOptions
 from fwk.errors import ConfigError
-from fwk.server.peer_messages import (
+from fwk.interfaces.dialect import EmbedInput, GenerateInput
+from fwk.interfaces.feature import RequestPart, ServerPartContext
+from fwk_kv_transfer.remote_prefill import KVSource, RemotePrefillOptions
+from fwk_kv_transfer.remote_prefill.messages import (
     ABOUT,
     PREFILL,
     SIGNATURE,
@@ -33,7 +34,7 @@ from fwk.server.peer_messages import (
     is_signed,
     sign,
 )
-from fwk.types import KVSource, SamplingParams
+from fwk_kv_transfer.remote_prefill.server import SharedWork
 
 log = logging.getLogger(__name__)
 
@@ -62,24 +63,29 @@ class _Peer:
     rests_until: float = field(default=0.0)
 
 
-class RemotePrefill:
+class RemotePrefill(SharedWork):
     """Has prompts computed, by one server after another. What none computes, this server does."""
 
-    def __init__(
-        self, options: EngineOptions, secret: bytes, ours: Callable[[], Awaitable[list[dict[str, str]]]]
-    ) -> None:
-        """ours: what this server's K/V are, for each rank."""
+    def __init__(self, context: ServerPartContext) -> None:
+        super().__init__(context)
+        options: RemotePrefillOptions = context.options
+        self.max_seconds = options.disaggregation_timeout + 10.0  # it ends by itself before
         self._options = options
-        self._secret = secret
-        self._ours = ours
+        self._secret = options.secret()
         self._common: list[dict[str, str]] | None = None
         urls = [url.rstrip("/") for url in options.disaggregation_prefill_servers]
         self._peers = [_Peer(url, ssl.create_default_context() if url.startswith("https") else None) for url in urls]
         self._num_orders = 0
         self._telling: set[asyncio.Task[None]] = set()
 
-    async def begin(self) -> None:
+    def open(self, item: GenerateInput | EmbedInput, caller: str) -> RequestPart | None:
+        serves = self.context.frontend is not None
+        return _Decoded(self) if serves and isinstance(item, GenerateInput) else None
+
+    async def engines_ready(self) -> None:
         """Shake hands with all servers that are there. Raises ``ConfigError`` when one computes other K/V."""
+        if self.context.frontend is None:
+            return  # nobody's requests come here
         await asyncio.gather(*(self._try_peer(peer) for peer in self._peers))
         for peer in self._peers:
             if peer.mismatch is not None:
@@ -88,21 +94,18 @@ class RemotePrefill:
                 log.warning("the prefill server %s %s: prompts are computed here meanwhile", peer.url, peer.trouble)
 
     def trouble(self) -> str | None:
-        """Which servers cannot be used, and why."""
         found = [(peer.url, peer.mismatch or peer.trouble) for peer in self._peers]
         return "; ".join(f"prefill server {url}: {why}" for url, why in found if why) or None
 
-    async def source(
-        self, token_ids: list[int], namespace: str, priority: int, sampling: SamplingParams
-    ) -> KVSource | None:
+    async def source(self, token_ids: list[int], cache_salt: str, priority: int) -> KVSource | None:
         """Where the K/V of a prompt are, once another server has computed it; None: this one is to compute it."""
-        if len(token_ids) < self._options.disaggregation_min_prompt_tokens or sampling.prompt_logprobs is not None:
+        if len(token_ids) < self._options.disaggregation_min_prompt_tokens:
             return None
         deadline = time.monotonic() + self._options.disaggregation_timeout
         for peer in self._in_turn()[: 1 + self._options.disaggregation_max_retries]:
             try:
                 async with asyncio.timeout(max(deadline - time.monotonic(), 0.001)):
-                    found = await self._order(peer, token_ids, namespace, priority)
+                    found = await self._order(peer, token_ids, cache_salt, priority)
             except TimeoutError:
                 self._failed(peer, f"has computed no prompt within {self._options.disaggregation_timeout:g} seconds")
             except (PeerError, OSError, EOFError) as error:
@@ -139,7 +142,8 @@ class RemotePrefill:
     async def _agree(self, peer: _Peer) -> None:
         """Shake hands. Raises ``PeerError`` when the other server's K/V are not this one's."""
         if self._common is None:
-            self._common = await self._ours()
+            [ranks] = await self.context.ask("about")
+            self._common = [rank["in_common"] for rank in ranks]
         asked = AskAbout(secrets.token_bytes(16))
         about = await self._ask(peer, ABOUT, asked, About)
         if about.nonce != asked.nonce:
@@ -155,11 +159,11 @@ class RemotePrefill:
         if why is not None:
             raise PeerError(why)
 
-    async def _order(self, peer: _Peer, token_ids: list[int], namespace: str, priority: int) -> KVSource:
+    async def _order(self, peer: _Peer, token_ids: list[int], cache_salt: str, priority: int) -> KVSource:
         if not peer.has_agreed:
             await self._agree(peer)
         seconds = self._options.disaggregation_timeout
-        order = Order(uuid.uuid4().hex, token_ids, namespace, priority, seconds)
+        order = Order(uuid.uuid4().hex, token_ids, cache_salt, priority, seconds)
         try:
             computed = await self._ask(peer, PREFILL, order, Computed)
         except asyncio.CancelledError:  # of a client that has left, or at the deadline: it may be computed just now
@@ -168,7 +172,7 @@ class RemotePrefill:
         if computed.key != order.key:
             raise PeerError("has answered another order")
         self._compare(peer, computed.ranks)  # it may have been started anew since
-        return KVSource(order.key, computed.addresses, computed.num_blocks, seconds)
+        return KVSource(order.key, seconds, computed.addresses, computed.num_blocks)
 
     def _withdraw(self, peer: _Peer, key: str) -> None:
         """Tell a server that it need not keep the K/V of an order."""
@@ -198,6 +202,18 @@ class RemotePrefill:
             return msgspec.msgpack.decode(answer.body, type=kind)
         except (msgspec.DecodeError, ValueError):
             raise PeerError("answers in another form: install the same fwk on both") from None
+
+
+class _Decoded(RequestPart):
+    """A request that this server answers, once its prompt was computed."""
+
+    def __init__(self, remote: RemotePrefill) -> None:
+        self._remote = remote
+
+    async def enter(self, item: GenerateInput) -> KVSource | None:
+        if self.others:
+            return None  # the other server does not know what they make of its K/V
+        return await self._remote.source(item.prompt_token_ids, item.cache_salt, item.priority)
 
 
 def _refusal(answer: Answer) -> str:

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-
-import numpy as np
 import torch
 from torch import Tensor
 
-from fwk.interfaces.model import Model
-from fwk.types import Batch, ForwardBatch, TokenLogprobs
-from fwk.worker.sequence_table import SequenceTable
+from fwk.types import TokenLogprobs
 
 ALIGNED = 16
 """Numbers of which a row has a multiple on a device: torch's kernel adds up a row in an order that depends on where in
@@ -27,62 +21,6 @@ def token_logprobs(logits: Tensor, token_ids: list[int], num_top: list[int]) -> 
     for start in range(0, len(token_ids), ROWS_AT_ONCE):
         end = start + ROWS_AT_ONCE
         result.extend(_some(logits[start:end], token_ids[start:end], num_top[start:end]))
-    return result
-
-
-@dataclass(slots=True)
-class PromptLogprobs:
-    """Of the prompt tokens that follow a step's, of a sequence that wants them: given to the device.
-
-    packed: ``packed_logprobs`` of some of these tokens each. token_ids: for each of these, the tokens.
-    """
-
-    slot: int
-    num_top: int
-    packed: list[Tensor]
-    token_ids: list[list[int]]
-
-    def unpacked(self, packed: Sequence[Tensor]) -> list[TokenLogprobs]:
-        """One entry per token. packed: copies in the host's memory."""
-        found: list[TokenLogprobs] = []
-        for some, token_ids in zip(packed, self.token_ids, strict=True):
-            found.extend(unpacked_logprobs(some, token_ids, [self.num_top] * len(token_ids)))
-        return found
-
-
-def prompt_logprobs(
-    model: Model,
-    table: SequenceTable,
-    batch: Batch,
-    forward: ForwardBatch,
-    hidden: Tensor,
-    send: Callable[[np.ndarray], Tensor] = torch.from_numpy,
-) -> list[PromptLogprobs]:
-    """Log-probabilities of the prompt tokens that follow this step's, of sequences that want them.
-
-    hidden: [num_tokens, hidden_size], of all tokens of the step where one of its sequences wants any. send: brings an
-    array to where that is, without waiting.
-    """
-    result: list[PromptLogprobs] = []
-    for i, scheduled in enumerate(batch.sequences):
-        slot = scheduled.slot
-        num_top = int(table.prompt_logprobs[slot])
-        if num_top < 0:
-            continue
-        start, end = int(forward.query_start_np[i]), int(forward.query_start_np[i + 1])
-        position = int(forward.seq_lens_np[i]) - (end - start)
-        count = min(end - start, int(table.num_prompt[slot]) - 1 - position)
-        if count <= 0:
-            continue
-        found = PromptLogprobs(slot, num_top, [], [])
-        for offset in range(0, count, ROWS_AT_ONCE):
-            n = min(ROWS_AT_ONCE, count - offset)
-            logits = model.logits(hidden[start + offset : start + offset + n].contiguous())
-            first = position + offset + 1
-            token_ids = table.token_ids[slot, first : first + n].astype(np.int64)
-            found.packed.append(packed_logprobs(logits, send(token_ids), max(num_top, 1)))
-            found.token_ids.append(token_ids.tolist())
-        result.append(found)
     return result
 
 

@@ -1,38 +1,19 @@
-"""The LoRA adapters of an engine: by name, by key, and who of the running sequences holds which slot of the workers."""
+"""The part in the engine: adapters by name and by key, and which running sequence holds which slot of the workers."""
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from fwk.config import Config
-from fwk.engine.gate import Gate
-from fwk.engine.sequence import Sequence
 from fwk.errors import ConfigError, InvalidRequest
-from fwk.types import AdapterInfo, AdapterPlace
+from fwk.interfaces.feature import EnginePart, EnginePartContext, FeatureSequence
+from fwk.interfaces.lora import AdapterInfo
+from fwk.types import Request
+from fwk_lora.feature import NAME, Adapted, AdapterPlace, LoRAOptions
 
 Call = Callable[..., list[Any]]
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./@+-]{0,127}")
-
-
-def adapter_paths(config: Config) -> dict[str, str]:
-    """``--lora-paths`` as name -> folder. Raises ``ConfigError``."""
-    paths: dict[str, str] = {}
-    for item in config.engine.lora_paths:
-        name, equals, path = item.partition("=")
-        if not equals or not path or _NAME.fullmatch(name) is None:
-            raise ConfigError(f"--lora-paths: {item!r} is not NAME=FOLDER (a name has no spaces and no colon)")
-        if name in paths:
-            raise ConfigError(f"--lora-paths: the name {name!r} is given twice")
-        paths[name] = path
-    most = config.engine.max_loaded_loras
-    if most is not None and len(paths) > most:
-        raise ConfigError(f"--lora-paths names {len(paths)} adapters, but --max-loaded-loras is {most}")
-    return paths
 
 
 @dataclass(slots=True)
@@ -54,7 +35,7 @@ class Adapters:
     had: whoever is first in the queue can always start.
     """
 
-    def __init__(self, num_slots: int = 0, max_loaded: int | None = None, call: Call | None = None) -> None:
+    def __init__(self, num_slots: int, max_loaded: int | None, call: Call) -> None:
         self._call = call
         self._max_loaded = max_loaded
         self._by_name: dict[str, _Adapter] = {}
@@ -69,19 +50,9 @@ class Adapters:
         """What requests can ask for now."""
         return [adapter.info for adapter in self._by_name.values()]
 
-    def key_of(self, name: str) -> str:
-        """The key of the adapter that has the name now; empty for the empty name."""
-        if not name:
-            return ""
-        if name not in self._by_name:
-            raise InvalidRequest(f"no LoRA adapter {name!r} is loaded", "adapter")
-        return self._by_name[name].info.key
-
     def load(self, name: str, path: str) -> AdapterInfo:
         """Read an adapter into every worker. Raises ``InvalidRequest`` with nothing changed."""
-        if self._call is None:
-            raise InvalidRequest("this engine serves no LoRA adapters; start it with --enable-lora", "lora_name")
-        if _NAME.fullmatch(name) is None:
+        if NAME.fullmatch(name) is None:
             raise InvalidRequest("lora_name must be 1 to 128 letters, digits and _ . / @ + -", "lora_name")
         if name in self._by_name:
             raise InvalidRequest(f"a LoRA adapter {name!r} is loaded already; unload it first", "lora_name")
@@ -97,15 +68,14 @@ class Adapters:
         return info
 
     def _load(self, name: str, path: str) -> AdapterInfo:
-        assert self._call is not None
-        answers = [cast(dict[str, Any], answer) for answer in self._call("load_adapter", name, path)]
+        answers = [cast(dict[str, Any], answer) for answer in self._call("load", name, path)]
         keys = {str(answer["key"]) for answer in answers if "key" in answer}
         errors = [str(answer["error"]) for answer in answers if "error" in answer]
         if len(keys) > 1:
             errors.append("its files changed while they were read")
         if errors:
             for key in keys - set(self._by_key):
-                self._call("unload_adapter", key)
+                self._call("unload", key)
             raise InvalidRequest(f"LoRA adapter {name!r} cannot be loaded: {errors[0]}", "lora_path")
         return AdapterInfo(name, keys.pop(), path, int(answers[0]["rank"]))
 
@@ -125,35 +95,32 @@ class Adapters:
         if adapter.slot is not None:
             del self._idle[adapter.info.key]
             self._free.append(adapter.slot)
-        assert self._call is not None
-        self._call("unload_adapter", adapter.info.key)
+        self._call("unload", adapter.info.key)
 
-    # Coming and going of sequences. ``key`` is a request's adapter; an empty one is no adapter and costs nothing.
+    # Coming and going of sequences, each by the key of its adapter.
 
-    def enter(self, key: str, count: int) -> None:
-        """``count`` sequences arrive. Raises ``InvalidRequest`` when their adapter is not there any more."""
-        if not key:
-            return
+    def enter(self, key: str) -> None:
+        """A sequence arrives: ``check`` has let its request pass."""
+        self._by_key[key].num_open += 1
+
+    def check(self, key: str) -> None:
+        """Raise ``InvalidRequest`` when the adapter is not there any more."""
         adapter = self._by_key.get(key)
         if adapter is None or adapter.is_retired:
             raise InvalidRequest(f"the LoRA adapter {key.rpartition('@')[0]!r} is not loaded", "model")
-        adapter.num_open += count
 
     def leave(self, key: str) -> None:
         """A sequence has ended; if it ran, its slot was given back before."""
-        if key:
-            adapter = self._by_key[key]
-            adapter.num_open -= 1
-            self._forget_if_done(adapter)
+        adapter = self._by_key[key]
+        adapter.num_open -= 1
+        self._forget_if_done(adapter)
 
     def can_take(self, key: str) -> bool:
         """Whether ``take`` would find a slot."""
-        return not key or self._by_key[key].slot is not None or bool(self._free or self._idle)
+        return self._by_key[key].slot is not None or bool(self._free or self._idle)
 
-    def take(self, key: str) -> AdapterPlace | None:
-        """A sequence starts to run: its adapter's place, None without one. ``can_take`` was asked."""
-        if not key:
-            return None
+    def take(self, key: str) -> AdapterPlace:
+        """A sequence starts to run: its adapter's place. ``can_take`` was asked."""
         adapter = self._by_key[key]
         if adapter.slot is None:
             adapter.slot = self._free.pop() if self._free else self._evict()
@@ -164,11 +131,10 @@ class Adapters:
 
     def give_back(self, key: str) -> None:
         """A sequence runs no more: it ended or was pre-empted."""
-        if key:
-            adapter = self._by_key[key]
-            adapter.num_running -= 1
-            if not adapter.num_running:
-                self._idle[key] = adapter
+        adapter = self._by_key[key]
+        adapter.num_running -= 1
+        if not adapter.num_running:
+            self._idle[key] = adapter
 
     def _evict(self) -> int:
         key = next(iter(self._idle))
@@ -177,10 +143,10 @@ class Adapters:
         slot, adapter.slot = adapter.slot, None
         return slot
 
-    def check(self, running: Iterable[str], waiting: Iterable[str]) -> None:
-        """Prove the books; the arguments are the keys of the sequences there are."""
-        held = Counter(key for key in running if key)
-        open_ = held + Counter(key for key in waiting if key)
+    def prove(self, running: Iterable[str], waiting: Iterable[str]) -> None:
+        """Raise ``AssertionError`` unless the books balance; the arguments are the keys of the sequences there are."""
+        held = Counter(running)
+        open_ = held + Counter(waiting)
         for key, adapter in self._by_key.items():
             if (adapter.num_running, adapter.num_open) != (held[key], open_[key]):
                 raise AssertionError(f"adapter {key} has other sequences than its books say")
@@ -191,24 +157,48 @@ class Adapters:
             raise AssertionError("adapter slots do not balance")
 
 
-class AdapterGate(Gate):
+class AdapterScheduling(EnginePart):
     """Holds sequences back until there is a slot for their adapter.
 
     Once a sequence must wait for a slot, no sequence with an adapter starts before it, not even one whose adapter is
     in a slot: that would hold slots for ever that the first one needs. Those without an adapter pass.
     """
 
-    def __init__(self, adapters: Adapters, patience: int) -> None:
-        self._adapters = adapters
-        self._patience = patience
+    def __init__(self, context: EnginePartContext) -> None:
+        """Loads the adapters of ``--lora-paths``. Raises ``ConfigError``."""
+        super().__init__(context)
+        options: LoRAOptions = context.options
+        self.adapters = Adapters(options.max_loras_per_batch, options.max_loaded_loras, context.call)
+        self._patience = context.max_running
         self._num_held = 0  # in the step being planned
+        self._keys: dict[tuple[str, int], str] = {}  # by sequence
+        for name, path in options.paths.items():
+            try:
+                self.adapters.load(name, path)
+            except InvalidRequest as error:
+                raise ConfigError(f"--lora-paths {name}={path}: {error}") from None
+
+    def operations(self) -> Mapping[str, Callable[..., Any]]:
+        return {
+            "load": lambda name, path: _plain(self.adapters.load(name, path)),
+            "unload": lambda name: _plain(self.adapters.unload(name)),
+            "adapters": lambda: list(map(_plain, self.adapters.infos())),
+        }
+
+    def check(self, request: Request) -> None:
+        self.adapters.check(self._key(request))
+
+    def _key(self, request: Request) -> str:
+        asked: Adapted = self.asked(request)
+        return asked.key
+
+    # Whether a sequence may start.
 
     def poll(self) -> None:
         self._num_held = 0
 
-    def lets_through(self, sequence: Sequence) -> bool:
-        key = sequence.request.adapter
-        if not key or (not self._num_held and self._adapters.can_take(key)):
+    def lets_through(self, sequence: FeatureSequence) -> bool:
+        if not self._num_held and self.adapters.can_take(self._keys[sequence.key]):
             return True
         self._num_held += 1
         return False
@@ -217,3 +207,30 @@ class AdapterGate(Gate):
     def is_full(self) -> bool:
         """So many had to wait that the rest of the queue is not worth reading in this step."""
         return self._num_held > self._patience
+
+    # What becomes of it.
+
+    def arrived(self, sequence: FeatureSequence) -> None:
+        if sequence.key not in self._keys:  # else it was pre-empted
+            self._keys[sequence.key] = key = self._key(sequence.request)
+            self.adapters.enter(key)
+
+    def new(self, sequence: FeatureSequence) -> AdapterPlace:
+        return self.adapters.take(self._keys[sequence.key])
+
+    def preempted(self, sequence: FeatureSequence) -> None:
+        self.adapters.give_back(self._keys[sequence.key])
+
+    def finished(self, sequence: FeatureSequence) -> None:
+        key = self._keys.pop(sequence.key)
+        if sequence.is_running:
+            self.adapters.give_back(key)
+        self.adapters.leave(key)
+
+    def prove(self, running: Collection[FeatureSequence], waiting: Collection[FeatureSequence]) -> None:
+        self.adapters.prove(*([self._keys[s.key] for s in some if s.key in self._keys] for some in (running, waiting)))
+
+
+def _plain(info: AdapterInfo) -> list[Any]:
+    """As it is sent."""
+    return [info.name, info.key, info.path, info.rank]

@@ -32,12 +32,12 @@ class About(msgspec.Struct, frozen=True):
 class Order(msgspec.Struct, frozen=True):
     """Asks for a prompt's K/V, to be kept under ``key`` for ``seconds`` once computed.
 
-    namespace: as of ``Request.cache_namespace``.
+    cache_salt, priority: as of ``GenerateInput``.
     """
 
     key: str
     token_ids: list[int]
-    namespace: str
+    cache_salt: str
     priority: int
     seconds: float
 

@@ -1,18 +1,22 @@
-"""Drafts of what must come next: text that a grammar leaves no choice about is verified in one step."""
+"""Drafts of what features know to come next, which is verified in one step."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from fwk.features.worker import WorkerFeatures
 from fwk.types import ScheduledSequence, SequenceResult
-from fwk.worker.grammar import GrammarMasks
 from fwk.worker.sequence_table import SequenceTable
 
 Parents = Callable[[int], list[int] | None]
 """Of a slot: which of its newest drafts each of them follows; None for a chain."""
 
 
-class NoForcedDrafts:
+MAX_DRAFTS = 32
+"""Most drafts of one sequence."""
+
+
+class NoPartDrafts:
     """Nothing is known to come."""
 
     @property
@@ -26,20 +30,16 @@ class NoForcedDrafts:
         """Put drafts into a step's results, once the decoder has put in its own; returns the slots that got some."""
         return []
 
-    def concerns(self, slots: Sequence[int]) -> bool:
-        """Whether drafts may be entered for one of these slots."""
-        return False
 
+class PartDrafts(NoPartDrafts):
+    """Enters what features' parts say (``WorkerPart.next_tokens``).
 
-class ForcedDrafts(NoForcedDrafts):
-    """Enters a grammar's forced tokens, in place of a decoder's drafts that do not begin with them.
-
-    They are drafts and no more: a text has several ways to be written in tokens, and the model picks its own.
+    It takes the place of a decoder's drafts that begin otherwise.
     """
 
-    def __init__(self, masks: GrammarMasks, table: SequenceTable, num_slots: int) -> None:
+    def __init__(self, features: WorkerFeatures, table: SequenceTable, num_slots: int) -> None:
         """num_slots: the first slots, whose sequences are drafted for."""
-        self._masks = masks
+        self._drafting = features.drafting
         self._table = table
         self._num_slots = num_slots
 
@@ -50,7 +50,7 @@ class ForcedDrafts(NoForcedDrafts):
         longest = self._table.token_ids.shape[1] - 1
         for scheduled in sampled:
             slot = scheduled.slot
-            tokens = self._masks.forced(slot) if slot < self._num_slots else []
+            tokens = self._next_tokens(slot) if slot < self._num_slots else []
             if not tokens or self._table.is_undone(scheduled, results[slot].token_ids):
                 continue
             num_coming = int(self._table.unknown[slot])  # tokens that a launched step chooses
@@ -59,16 +59,18 @@ class ForcedDrafts(NoForcedDrafts):
                 continue
             drafts = results[slot].draft_token_ids
             if not _holds(drafts, parents(slot), tokens):
-                results[slot].draft_token_ids = tokens
+                results[slot].draft_token_ids = list(tokens)
                 replaced.append(slot)
         return replaced
 
     @property
     def is_any(self) -> bool:
-        return self._masks.constrains_any
+        return bool(self._drafting)
 
-    def concerns(self, slots: Sequence[int]) -> bool:
-        return any(self._masks.constrains(slot) for slot in slots)
+    def _next_tokens(self, slot: int) -> Sequence[int]:
+        """Of the first part that says something."""
+        told = (part.next_tokens(slot) for part in self._drafting.get(slot, ()))
+        return next((tokens[:MAX_DRAFTS] for tokens in told if tokens), ())
 
 
 def _holds(drafts: Sequence[int], parents: Sequence[int] | None, path: Sequence[int]) -> bool:

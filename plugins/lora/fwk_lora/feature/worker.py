@@ -1,23 +1,31 @@
-"""The LoRA adapters a worker has loaded: read, checked and cut to its rank; put into slots as batches ask for them."""
+"""The part in each worker: adapters are read, checked and cut to its rank, and put into slots as sequences start."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fwk.errors import ModelLoadError
+from fwk.interfaces.feature import ModelBuild, WorkerPart, WorkerPartContext
 from fwk.interfaces.lora import (
+    AdaptedBatch,
     AdapterWeights,
     LoRABackend,
+    LoRAContext,
     LoRAMatrices,
     LoRAPart,
     LoRASource,
+    LoRASourceContext,
     PackedAdapter,
 )
-from fwk.types import Batch, ForwardBatch
-from fwk.types.batch import AdapterPlace
+from fwk.interfaces.model import ModelContext
+from fwk.types import Batch, ForwardBatch, NewSequence
+from fwk_lora.feature import AdapterPlace, LoRAOptions
 
 ZEROS = "zeros"
 """Key of the adapters of ``AdapterStore.fill``; those of loaded ones name their fingerprint, too."""
@@ -49,17 +57,11 @@ class AdapterStore:
             self._backend.clear(slot)
             del self._slots[slot]
 
-    def begin(self, batch: Batch) -> None:
-        """Put the adapters of a step's new sequences where the plan says."""
-        for new in batch.new:
-            place = new.adapter
-            if place is not None and self._slots.get(place.slot) != place.key:
-                self._backend.load(place.slot, self._loaded[place.key])
-                self._slots[place.slot] = place.key
-
-    def plan(self, forward: ForwardBatch) -> None:
-        """Prepare the backend for a step."""
-        self._backend.plan(forward)
+    def put(self, place: AdapterPlace) -> None:
+        """See to it that an adapter is in its place."""
+        if self._slots.get(place.slot) != place.key:
+            self._backend.load(place.slot, self._loaded[place.key])
+            self._slots[place.slot] = place.key
 
     def fill(self) -> list[AdapterPlace]:
         """An adapter of zeros for every slot, of the largest rank and for all layers; ``unload`` their key after it."""
@@ -110,22 +112,60 @@ class AdapterStore:
         return LoRAMatrices(_span(a, 1, part.inputs), _span(b, 0, part.outputs), matrices.scale)
 
 
+class AdapterMatrices(WorkerPart):
+    """Linear layers register with the LoRA backend; steps with adapters are computed by calling them."""
+
+    graphs = "eager"  # no capture has room for such a step
+
+    def __init__(self, context: WorkerPartContext) -> None:
+        super().__init__(context)
+        options: LoRAOptions = context.options
+        assert context.plugins is not None
+        self._backend: LoRABackend = context.plugins.build(
+            "lora",
+            LoRAContext,
+            device=context.device,
+            dtype=context.dtype,
+            max_adapters=options.max_loras_per_batch,
+            max_rank=options.max_lora_rank,
+            upload=context.send,
+        )
+        sources = [source for _, source in context.plugins.build_all("lora_sources", LoRASourceContext)]
+        self.store = AdapterStore(self._backend, sources)
+        self._adapter = np.full(context.num_slots, -1, np.int32)  # its slot of the backend, by sequence; -1: none
+
+    def operations(self) -> Mapping[str, Callable[..., Any]]:
+        return {"load": self.store.load, "unload": self.store.unload}
+
+    def model_context(self, context: ModelContext, build: ModelBuild) -> str:
+        if build.role == "served":  # what drafts is no adapter's
+            context.lora = self._backend
+        return ""
+
+    def rehearsal(self) -> list[AdapterPlace]:
+        return self.store.fill()
+
+    def rehearsed(self) -> None:
+        self.store.unload(ZEROS)
+
+    def begin(self, new: NewSequence, asked: AdapterPlace) -> None:
+        self.store.put(asked)
+        self._adapter[new.slot] = asked.slot
+
+    def forget(self, slot: int) -> None:
+        self._adapter[slot] = -1
+
+    def wants_hidden(self, slots: np.ndarray) -> bool:
+        return True  # tokens are told apart by their place in the step, in the last layer, too
+
+    def inputs(self, batch: Batch, forward: ForwardBatch) -> None:
+        adapters = self._adapter[[scheduled.slot for scheduled in batch.sequences]]
+        ids = adapters if forward.is_decode else np.repeat(adapters, np.diff(forward.query_start_np))
+        self._backend.plan(AdaptedBatch.of(forward, self.context.send(ids), ids))
+
+    def computed(self, batch: Batch, forward: ForwardBatch, hidden: Tensor, logits: Tensor | None) -> None:
+        self._backend.plan(AdaptedBatch.of(forward))  # steps to come may have none
+
+
 def _span(x: Tensor, dim: int, features: range) -> Tensor:
     return x.narrow(dim, features.start, len(features))
-
-
-class NoAdapters:
-    """What a worker has in an ``AdapterStore``'s place when LoRA is off."""
-
-    def fill(self) -> list[AdapterPlace]:
-        """No slot to fill."""
-        return []
-
-    def unload(self, key: str) -> None:
-        """Nothing to forget."""
-
-    def begin(self, batch: Batch) -> None:
-        """Nothing to put anywhere."""
-
-    def plan(self, forward: ForwardBatch) -> None:
-        """Nothing to prepare."""

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from fwk.errors import ConfigError, ModelLoadError
+from fwk_moe.expert_placement import TRIVIAL
 
-TRIVIAL = "trivial"
 MAX_FILE_BYTES = 256 << 20
 
 

@@ -1,0 +1,225 @@
+"""Prefill in another server: one computes prompts, another reads their K/V, worker to worker, and decodes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import msgspec
+from pydantic import model_validator
+
+from fwk import FeatureSpec, Options, hookimpl, option
+from fwk.config import Config
+from fwk.config.secrets import read_secret
+from fwk.errors import ConfigError
+from fwk.interfaces.feature import FeatureRun, Wire
+from fwk.interfaces.prefix_cache import PrefixCacheSpec
+
+OF_DECODE = frozenset(
+    ("disaggregation_prefill_servers", "disaggregation_max_retries", "disaggregation_min_prompt_tokens",
+     "num_reserved_decode_tokens", "disaggregation_decode_polling_interval")
+)  # fmt: skip
+"""Options that only a server has which decodes."""
+
+_URL = re.compile(r"https?://(\[[0-9A-Fa-f:.%]+\]|[^/:\[\]@?#\s]+)(:[0-9]{1,5})?/?")
+
+
+class RemotePrefillOptions(Options):
+    """Options of ``features.remote_prefill``."""
+
+    disaggregation_mode: Literal["null", "prefill", "decode"] = option(
+        "null",
+        "prefill: compute prompts for other servers. decode: answer clients, and have prompts computed by "
+        "--disaggregation-prefill-servers. null: do both here.",
+        stability="experimental",
+    )
+    disaggregation_prefill_servers: tuple[str, ...] = option(
+        (),
+        "Servers that compute prompts for this one, as http://HOST:PORT; each prompt goes to the next of them.",
+        stability="experimental",
+    )
+    disaggregation_transfer_backend: str = option(
+        "auto", "How K/V of prompts get from the one server's workers to the other's.", stability="experimental"
+    )
+    disaggregation_token_file: str | None = option(
+        None,
+        "File with a secret of 16 bytes or more, the same on all these servers (openssl rand -hex 32 makes one): "
+        "without it no server can have prompts computed or read K/V.",
+        stability="experimental",
+        min_length=1,
+    )
+    disaggregation_timeout: float = option(
+        30.0,
+        "Seconds in which another server must have computed a prompt, and in which its K/V must have come; a decode "
+        "server computes it itself then.",
+        stability="experimental",
+        gt=0,
+        le=3600,
+    )
+    disaggregation_max_retries: int = option(
+        1,
+        "Further prefill servers that are asked for a prompt when one has failed; then the decode server computes it.",
+        aliases=["pd-max-retry-count"],
+        stability="experimental",
+        ge=0,
+        le=100,
+    )
+    disaggregation_min_prompt_tokens: int = option(
+        64,
+        "Tokens of the shortest prompt that a decode server has computed elsewhere.",
+        stability="experimental",
+        ge=1,
+        le=2**20,
+    )
+    num_reserved_decode_tokens: int = option(
+        512,
+        "Tokens of KV cache kept free for each running sequence when a decode server begins to fetch a prompt.",
+        stability="experimental",
+        ge=0,
+        le=2**20,
+    )
+    disaggregation_decode_polling_interval: int = option(
+        1,
+        "Steps from one look at the prompts that are being fetched to the next.",
+        stability="experimental",
+        ge=1,
+        le=1024,
+    )
+
+    @model_validator(mode="after")
+    def _are_whole(self) -> RemotePrefillOptions:
+        """Refuse options that do nothing, and those that are missing."""
+        mode = self.disaggregation_mode
+        if mode == "null":
+            return self
+        for name, field in type(self).model_fields.items():
+            if mode == "prefill" and name in OF_DECODE and getattr(self, name) != field.default:
+                option = f"--{name.replace('_', '-')}"
+                raise ValueError(f"{option} is for a server of --disaggregation-mode decode: leave it out here")
+        if self.disaggregation_token_file is None:
+            raise ValueError(
+                f"--disaggregation-mode {mode} needs --disaggregation-token-file FILE, with the same secret on all "
+                "these servers: without it, anyone could read K/V of prompts (openssl rand -hex 32 > FILE makes one)"
+            )
+        if mode == "decode" and not self.disaggregation_prefill_servers:
+            raise ValueError(
+                "--disaggregation-mode decode needs --disaggregation-prefill-servers http://HOST:PORT, which compute "
+                "its prompts"
+            )
+        for url in self.disaggregation_prefill_servers:
+            if not _URL.fullmatch(url):
+                raise ValueError(
+                    f"--disaggregation-prefill-servers {url}: must be http://HOST:PORT or https://HOST:PORT"
+                )
+        return self
+
+    def secret(self) -> bytes:
+        """What the file of ``--disaggregation-token-file`` holds. Raises ``ConfigError``."""
+        if self.disaggregation_token_file is None:
+            raise ConfigError("--disaggregation-token-file FILE is needed")
+        return read_secret(self.disaggregation_token_file, "--disaggregation-token-file")
+
+
+class KVSource(msgspec.Struct, array_like=True, frozen=True):
+    """With a request: its prompt's K/V are kept under ``key`` for ``seconds``.
+
+    With ``addresses``, one for each rank: another server has computed those of the first ``num_blocks`` blocks. Without
+    any: this server is to keep all full blocks that it computes, until they were read.
+    """
+
+    key: str
+    seconds: float
+    addresses: list[bytes] = []
+    num_blocks: int = 0
+
+
+def _means(words: str) -> msgspec.Meta:
+    return msgspec.Meta(description=words)
+
+
+class TransferCounts(msgspec.Struct):
+    """What an engine has transferred, and what is under way. Seconds count from a transfer's first byte."""
+
+    num_kv_fetching: Annotated[int, _means("Prompts whose K/V are on their way from another server.")] = 0
+    num_kv_offered: Annotated[int, _means("Prompts whose K/V are kept until another server has them.")] = 0
+    kv_transfers: Annotated[int, _means("Prompts whose K/V went to another server, or came from one, whole.")] = 0
+    kv_transfer_failures: Annotated[int, _means("Prompts whose K/V did not, and were computed again.")] = 0
+    kv_transfer_bytes: Annotated[int, _means("Bytes of K/V that went to other servers, or came from them.")] = 0
+    kv_transfer_seconds: Annotated[float, _means("What these transfers took, added up.")] = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemotePrefillSpec(FeatureSpec):
+    """Refuses models and features whose K/V alone do not tell how a prompt continues."""
+
+    def check_server(self, configs: Sequence[Config], options: RemotePrefillOptions) -> None:
+        options.secret()
+        engine, server = configs[0].engine, configs[0].server
+        mode = f"--disaggregation-mode {options.disaggregation_mode}"
+        if engine.data_parallel_size > 1:
+            raise ConfigError(
+                f"{mode} is not possible with --data-parallel-size {engine.data_parallel_size}: start a server for "
+                "each engine, and name all that compute prompts in --disaggregation-prefill-servers"
+            )
+        if len(configs) > 1:
+            raise ConfigError(f"{mode} is not possible with several models (--also): start servers for each")
+        for name in ("take_over", "idle_timeout", "enable_memory_saver"):
+            if getattr(server, name, None):
+                raise ConfigError(
+                    f"{mode} is not possible with --{name.replace('_', '-')}: other servers count on this one's workers"
+                )
+        for key, given in configs[0].plugin_options.items():
+            if key.startswith("executors.") and str(given.get("nnodes", 1)) != "1":
+                raise ConfigError(
+                    f"--nnodes {given['nnodes']} is not possible with {mode}: ranks of one machine exchange K/V with "
+                    "those of one other"
+                )
+
+    def check_run(self, run: FeatureRun, options: RemotePrefillOptions) -> None:
+        mode = f"--disaggregation-mode {options.disaggregation_mode}"
+        if run.runner != "generate":
+            raise ConfigError(f"{mode}: {run.model} does not generate, so there is nothing to decode elsewhere")
+        if run.is_recurrent:
+            raise ConfigError(f"{mode}: {run.model} has recurrent layers, whose states are not transferred")
+        if run.has_encoder:
+            raise ConfigError(
+                f"{mode}: {run.model} has an encoder and a decoder, and each K/V depends on all of a prompt"
+            )
+        if run.media:
+            kinds = " and ".join(sorted(run.media))
+            raise ConfigError(
+                f"{mode}: {run.model} takes {kinds}, of which a server that computes prompts for others gets none: "
+                "serve text alone with --enable-multimodal false"
+            )
+        for how, why in run.one_server.items():
+            raise ConfigError(f"{mode} is not possible with {how}: {why}")
+        cache = run.chosen["cache"]
+        if cache.name == "none" or (isinstance(cache, PrefixCacheSpec) and cache.tiers is not None):
+            why = "keeps nothing" if cache.name == "none" else "moves blocks to tiers"
+            raise ConfigError(
+                f"{mode} needs a prefix cache that holds what comes from the other server, and '{cache.name}' {why}: "
+                "choose another --prefix-cache"
+            )
+
+
+@hookimpl
+def features() -> list[FeatureSpec]:
+    return [
+        RemotePrefillSpec(
+            name="remote_prefill",
+            server="fwk_kv_transfer.remote_prefill.server:SharedWork",
+            engine="fwk_kv_transfer.remote_prefill.engine:Transfers",
+            worker="fwk_kv_transfer.remote_prefill.worker:KVExchange",
+            wire=Wire(request=KVSource, stats=TransferCounts),
+            options=RemotePrefillOptions,
+            enabled_by=("disaggregation_mode",),
+            rank=-100,  # last to see a request: what other features make of it decides who computes its prompt
+            needs_server=True,
+            moves_blocks="K/V go from one server to another (--disaggregation-mode)",
+            changes_kv=False,
+            uses=(("kv_transfer", "disaggregation_transfer_backend"),),
+            summary="prompts computed by other servers (--disaggregation-mode)",
+        )
+    ]

@@ -1,0 +1,173 @@
+"""The routes of a server that computes prompts for others (``--disaggregation-mode prefill``)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+
+from fwk.errors import InvalidRequest, NotServed, RequestFailed
+from fwk.interfaces.dialect import EmbedInput, GenerateInput
+from fwk.interfaces.feature import Ask, RequestPart, ServerPartContext
+from fwk.types import SamplingParams
+from fwk_http.replies import CLIENT_CLOSED, unless_disconnected
+from fwk_kv_transfer.remote_prefill import KVSource, RemotePrefillOptions
+from fwk_kv_transfer.remote_prefill.messages import (
+    ABOUT,
+    MAX_TOKENS,
+    PREFILL,
+    SIGNATURE,
+    WITHDRAW,
+    About,
+    AskAbout,
+    Computed,
+    Order,
+    Withdraw,
+    Withdrawn,
+    is_signed,
+    sign,
+)
+from fwk_kv_transfer.remote_prefill.server import SharedWork
+
+T = TypeVar("T")
+
+MAX_SECONDS = 3600.0
+MAX_KEY_LEN = 64
+
+_ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderedInput(GenerateInput):
+    """A prompt whose K/V are for another server."""
+
+    offer: KVSource
+
+
+class _Ordered(RequestPart):
+    """Has the engine keep what it computes."""
+
+    async def enter(self, item: OrderedInput) -> KVSource:
+        return item.offer
+
+
+class PrefillRoutes(SharedWork):
+    """Computes prompts of decode servers, which prove by a signature that they know the secret."""
+
+    public_paths = (ABOUT, PREFILL, WITHDRAW)
+
+    def __init__(self, context: ServerPartContext) -> None:
+        super().__init__(context)
+        options: RemotePrefillOptions = context.options
+        self._secret = options.secret()
+        self._orders: dict[str, asyncio.Task[None]] = {}  # by key
+        self._ranks: list[dict[str, Any]] | None = None  # ``KVExchange.about`` of the engine that lives
+
+    async def engine_begins(self, ask: Ask) -> None:
+        self._ranks = None
+        self._ranks = await ask("about")
+
+    async def _about(self) -> list[dict[str, Any]]:
+        """What this server's K/V are, and where they are read, by rank."""
+        if self._ranks is None:
+            [self._ranks] = await self.context.ask("about")
+        assert self._ranks is not None
+        return self._ranks
+
+    def open(self, item: GenerateInput | EmbedInput, caller: str) -> RequestPart | None:
+        return _Ordered() if isinstance(item, OrderedInput) else None
+
+    def routes(self, app: FastAPI) -> None:
+        """Add them; no API key opens them."""
+
+        @app.post(ABOUT, include_in_schema=False)
+        async def about(request: Request) -> Response:
+            asked = await self._read(request, AskAbout)
+            ranks = await self._about()
+            return self._answer(ABOUT, About(asked.nonce, [rank["in_common"] for rank in ranks]))
+
+        @app.post(PREFILL, include_in_schema=False)
+        async def prefill(request: Request) -> Response:
+            order = await self._read(request, Order)
+            computed = await unless_disconnected(request.receive, self._prefill(order))
+            return Response(status_code=CLIENT_CLOSED) if computed is None else self._answer(PREFILL, computed)
+
+        @app.post(WITHDRAW, include_in_schema=False)
+        async def withdraw(request: Request) -> Response:
+            asked = await self._read(request, Withdraw)
+            await self._withdraw(asked.key)
+            return self._answer(WITHDRAW, Withdrawn(asked.key))
+
+    async def _read(self, request: Request, kind: type[T]) -> T:
+        body, path = await request.body(), request.url.path
+        if not is_signed(self._secret, path, body, request.headers.get(SIGNATURE, ""), is_answer=False):
+            raise NotServed(f"{path} is for servers with the same secret in --disaggregation-token-file", 401)
+        try:
+            return msgspec.msgpack.decode(body, type=kind)
+        except (msgspec.DecodeError, ValueError):
+            raise InvalidRequest(f"the body of {path} is not of this version's form") from None
+
+    def _answer(self, path: str, answer: About | Computed | Withdrawn) -> Response:
+        body = msgspec.msgpack.encode(answer)
+        signature = sign(self._secret, path, body, is_answer=True)
+        return Response(body, media_type="application/msgpack", headers={SIGNATURE: signature})
+
+    async def _prefill(self, order: Order) -> Computed:
+        self._check(order)
+        if order.key in self._orders:
+            raise InvalidRequest("an order of this key is being computed")
+        work = self._orders[order.key] = asyncio.ensure_future(self._compute(order))
+        try:
+            ranks = await self._about()
+            await asyncio.wait([work])
+            if work.cancelled():
+                raise NotServed("the order was withdrawn", 410)
+            work.result()
+        finally:
+            await _end(work)
+            del self._orders[order.key]
+        num_blocks = len(order.token_ids) // ranks[0]["block_size"]
+        addresses, in_common = ([rank[name] for rank in ranks] for name in ("address", "in_common"))
+        return Computed(order.key, num_blocks, addresses, in_common)
+
+    async def _compute(self, order: Order) -> None:
+        """Have the engine compute a prompt, and offer its K/V. Cancelling it aborts the request."""
+        assert self.context.frontend is not None
+        item = OrderedInput(
+            order.token_ids,
+            _ONE_TOKEN,
+            priority=order.priority,
+            cache_salt=order.cache_salt,
+            operation="prefill",
+            offer=KVSource(order.key, order.seconds),
+        )
+        async with contextlib.aclosing(self.context.frontend.generate(item)) as generated:
+            async for deltas in generated:
+                for delta in deltas:
+                    if delta.error is not None:
+                        raise InvalidRequest(delta.error) if delta.is_refusal else RequestFailed(delta.error)
+
+    async def _withdraw(self, key: str) -> None:
+        """End an order, however far it is. The engine hears of its offer's end after that of its request."""
+        work = self._orders.get(key)
+        if work is not None:
+            await _end(work)
+        await self.context.ask("withdraw", key)
+
+    def _check(self, order: Order) -> None:
+        assert self.context.frontend is not None
+        vocab_size = self.context.frontend.card.vocab_size
+        if not 0 < order.seconds <= MAX_SECONDS or not 0 < len(order.key) <= MAX_KEY_LEN:
+            raise InvalidRequest("the key or the seconds of an order are out of range")
+        if len(order.token_ids) > MAX_TOKENS or not all(0 <= token < vocab_size for token in order.token_ids):
+            raise InvalidRequest("the order has tokens that the model has not", "token_ids")
+
+
+async def _end(work: asyncio.Task[None]) -> None:
+    """Cancel it, and wait until its request is aborted."""
+    work.cancel()
+    await asyncio.gather(work, return_exceptions=True)

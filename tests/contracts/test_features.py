@@ -1,0 +1,25 @@
+"""What every feature must do, with our own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from fwk_kit.testing import FeatureSuite
+
+
+class TestHiddenStates(FeatureSuite):
+    plugin = "hidden_states"
+    options: ClassVar[Mapping[str, Any]] = {"enable_return_hidden_states": True}
+    fields: ClassVar[Mapping[str, Any]] = {"return_hidden_states": True}
+
+
+class TestPromptLogprobs(FeatureSuite):
+    plugin = "prompt_logprobs"
+    fields: ClassVar[Mapping[str, Any]] = {"prompt_logprobs": 2}
+
+
+class TestMedia(FeatureSuite):
+    """Requests without any; images are in tests/e2e/test_images.py."""
+
+    plugin = "media"
