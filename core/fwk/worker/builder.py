@@ -280,7 +280,7 @@ class WorkerBuilder:
         runner.model = step_model(model)
         self._loaded(model)
         with kv_cache.scratch_kv_cache(memory, self._models.layers):
-            runner.warm_up()
+            runner.captures.warm_up()
         self._warmed_up(model)
 
     def _serve_pooled(self, runner: PoolingRunner, model: Model | Encoder) -> None:
@@ -310,7 +310,7 @@ class WorkerBuilder:
                     f"{opened.name} has an encoder, whose steps are not rehearsed: choose other operators"
                 )
             largest.small().rehearse(runner)
-        runner.warm_up()
+        runner.captures.warm_up()
         done = self._setup.device.event()
         done.record()
         done.wait()  # what loading has given the device to do is no request's affair

@@ -189,9 +189,9 @@ class CacheSizing:
             step = found or 0
         step += self._kept_bytes
         if isinstance(runner, ModelRunner) and on_trial is not None:
-            graphs = profile.of_graphs(self._graph_sizes, partial(_captured, runner, on_trial, runner.capture_decodes))
+            graphs = profile.of_graphs(self._graph_sizes, partial(_captured, runner, on_trial, runner.captures.decodes))
         if isinstance(runner, ModelRunner) and pieces_on_trial is not None:
-            capture = partial(_captured, runner, pieces_on_trial, runner.capture_pieces)
+            capture = partial(_captured, runner, pieces_on_trial, runner.captures.pieces)
             graphs += profile.of_graphs(self._piece_sizes, capture)
         del cache
         for layer in (layer for group in self._groups for layer in group):

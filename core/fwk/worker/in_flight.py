@@ -15,7 +15,7 @@ from fwk.errors import BlameSequence
 from fwk.features.worker import Made, put_results
 from fwk.interfaces.device import Device, Event
 from fwk.layers.logprobs import packed_logprobs, unpacked_logprobs
-from fwk.types import Batch, ScheduledSequence, SequenceResult, StepResult
+from fwk.types import Batch, ForwardBatch, ScheduledSequence, SequenceResult, StepResult
 from fwk.worker.acceptance import count_gained
 from fwk.worker.draft_store import StoredDrafts
 from fwk.worker.draft_tree import DraftTree, accepted_in_trees
@@ -73,6 +73,22 @@ class LateRows:
     token_ids: Tensor
     kv_places: list[Tensor]
     order: Tensor | None = None
+
+    @classmethod
+    def of(
+        cls, table: SequenceTable, forward: ForwardBatch, rows: StepRows, send: Callable[[np.ndarray], Tensor]
+    ) -> LateRows:
+        """Of a step whose pass was launched."""
+        assert rows.plan is not None
+        slots = rows.plan[0]
+        if forward.num_fewer is None:
+            num_fewer = torch.zeros(len(slots), dtype=torch.int64, device=forward.token_ids.device)
+        elif forward.is_static:
+            num_fewer = forward.num_fewer.index_select(0, send(rows.query_start[:-1]))
+        else:
+            num_fewer = forward.num_fewer
+        places = [group.slot_mapping for group in forward.kv_groups]
+        return cls(table.num_computed[slots], num_fewer, forward.token_ids, places)
 
 
 class Early(Protocol):

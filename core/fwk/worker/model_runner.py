@@ -6,22 +6,20 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fwk.errors import BlameSequence
 from fwk.features import worker as features
 from fwk.types import Batch, ForwardBatch, SequenceResult, StepResult
+from fwk.worker.captures import Captures
 from fwk.worker.drafting import NoDrafting
-from fwk.worker.graph_sizes import GraphSizes
 from fwk.worker.graphs import StepModel
 from fwk.worker.in_flight import Early, InFlight, LateRows, Launched, Pending, Settled
 from fwk.worker.inputs import InputBuffers
 from fwk.worker.sampling import SamplingPipeline
 from fwk.worker.sequence_table import SequenceTable
 from fwk.worker.states import StateStore
-from fwk.worker.step_rows import StepRows
 from fwk.worker.step_sampler import StepSampler
 from fwk.worker.uploads import Uploads
 from fwk.worker.verify import Verifier
@@ -51,7 +49,7 @@ class ModelRunner:
 
         uploads: what a step sends to the device besides its inputs goes through them.
 
-        num_captured: rows of the largest step that ``model`` captures by itself (``DecodeGraphs``).
+        num_captured: as in ``Captures``.
         """
         self.model = model
         self._plan_attention = plan_attention
@@ -61,7 +59,7 @@ class ModelRunner:
         self._sampling = sampling
         self._drafting = drafting
         self._sampler = StepSampler(table, sampling, Verifier(table, sampling, drafting))
-        self._num_captured = num_captured
+        self.captures = Captures(lambda: self.model, inputs, self._planned, num_captured)
         self._uploads = uploads
         early = self._drafting.draft_early if self._drafting.is_early or self._drafting.moves_early else None
         self._in_flight = in_flight(self._sampler, self._settled, early) if in_flight is not None else None
@@ -103,44 +101,34 @@ class ModelRunner:
         if self._uploads is not None:
             self._uploads.turn()
         in_flight.leave({*batch.freed_slots, *(new.slot for new in batch.new)})
-        failed = self._begin(batch)
-        trees = self._drafting.trees(batch.sequences)
-        has_trees = bool(trees) or self._drafting.has_hidden_trees(batch.sequences)
-        forward, rows = self._inputs.prepare(batch, trees, has_trees=has_trees)
-        stored = self._drafting.enter(batch, forward, rows)
-        forward.is_greedy = self._sampling.is_greedy(rows)
-        features.inputs(rows.parts, batch, forward)
-        hidden, logits = self.model.run(self._planned(forward))
-        if self._states is not None:
-            self._states.save(batch)
-        starts = rows.query_start if self._drafting.reads_hidden else None
+        step, forward, hidden = self._pass(batch)
         self._drafting.follow(forward)
-        made = features.computed(rows.parts, batch, forward, self._own(hidden), logits) if rows.parts else ()
-        step = Launched(batch, rows, logits, failed, trees, 0.0, hidden if starts is not None else None, starts)
-        step.stored, step.made = stored, made
-        if self._drafting.is_early or (self._drafting.moves_early and stored is not None):
-            assert rows.plan is not None
-            step.late = LateRows(
-                self._table.num_computed[rows.plan[0]],
-                self._num_fewer(forward, rows),
-                forward.token_ids,
-                [group.slot_mapping for group in forward.kv_groups],
-            )
-            if hidden is not None and step.hidden is not None and not self._table.runs_ahead[rows.plan[0]].all():
+        if self._drafting.is_early or (self._drafting.moves_early and step.stored is not None):
+            step.late = LateRows.of(self._table, forward, step.rows, self._sampling.send)
+            if step.hidden is not None and not all(self._table.runs_ahead[s.slot] for s in batch.sequences):
                 step.hidden = hidden.clone()  # some is read when the step is collected, and another was launched then
         pending = in_flight.add(step)
         step.seconds = time.perf_counter() - started - step.drafting
         return pending
 
-    def _num_fewer(self, forward: ForwardBatch, rows: StepRows) -> Tensor:
-        """``LateRows.num_fewer`` of a step."""
-        assert rows.plan is not None
-        slots = rows.plan[0]
-        if forward.num_fewer is None:
-            return torch.zeros(len(slots), dtype=torch.int64, device=forward.token_ids.device)
-        if not forward.is_static:
-            return forward.num_fewer
-        return forward.num_fewer.index_select(0, self._sampling.send(rows.query_start[:-1]))
+    def _pass(self, batch: Batch) -> tuple[Launched, ForwardBatch, Tensor]:
+        """All of a step but the choice of tokens; its inputs, and what ``StepModel.run`` returns."""
+        failed = self._begin(batch)
+        trees = self._drafting.trees(batch.sequences)
+        has_trees = bool(trees) or self._drafting.has_hidden_trees(batch.sequences)
+        forward, rows = self._inputs.prepare(batch, trees, has_trees=has_trees)
+        stored = self._drafting.enter(batch, forward, rows)
+        started = time.perf_counter()
+        forward.is_greedy = self._sampling.is_greedy(rows)
+        features.inputs(rows.parts, batch, forward)
+        hidden, logits = self.model.run(self._planned(forward))
+        if self._states is not None:
+            self._states.save(batch)
+        made = features.computed(rows.parts, batch, forward, self._own(hidden), logits) if rows.parts else ()
+        step = Launched(batch, rows, logits, failed, trees, time.perf_counter() - started, stored=stored, made=made)
+        if self._drafting.reads_hidden:
+            step.hidden, step.starts = hidden, rows.query_start
+        return step, forward, hidden
 
     def _own(self, hidden: Tensor) -> Tensor:
         """What logits are made of, of what ``StepModel.run`` returns."""
@@ -191,60 +179,14 @@ class ModelRunner:
 
     def _execute(self, batch: Batch) -> StepResult:
         started = time.perf_counter()
-        failed = self._begin(batch)
-        trees = self._drafting.trees(batch.sequences)
-        has_trees = bool(trees) or self._drafting.has_hidden_trees(batch.sequences)
-        forward, rows = self._inputs.prepare(batch, trees, has_trees=has_trees)
-        launched = time.perf_counter()
-        forward.is_greedy = self._sampling.is_greedy(rows)
-        features.inputs(rows.parts, batch, forward)
-        hidden, logits = self.model.run(self._planned(forward))
-        if self._states is not None:
-            self._states.save(batch)
-        made = features.computed(rows.parts, batch, forward, self._own(hidden), logits) if rows.parts else ()
+        step, forward, _ = self._pass(batch)
         computed = time.perf_counter()
-        starts = rows.query_start if self._drafting.reads_hidden else None
         self._drafting.follow(forward)
         drafting = time.perf_counter() - computed
-        results = self._sampler.sample(batch, rows, logits, failed, trees)
-        features.put_results(made, results)
-        if self._states is not None:
-            for scheduled in batch.sequences:
-                if scheduled.samples and self._table.is_undone(scheduled, results[scheduled.slot].token_ids):
-                    self._states.undo(scheduled.slot)
-        verified = time.perf_counter()
-        if starts is not None:
-            self._drafting.learn(batch, starts, hidden, results, trees)
-        sampled = [s for s in batch.sequences if s.samples and results[s.slot].goes_on]
-        self._drafting.draft(sampled, results)
-        ended = time.perf_counter()
-        drafting += ended - verified
-        return StepResult(batch.step, list(results.values()), computed - launched, ended - started, drafting)
-
-    @torch.inference_mode()
-    def warm_up(self) -> None:
-        """Capture steps, and run a decode step of one token on blocks that no sequence holds yet."""
-        self.model.prepare(lambda size: self._planned(self._inputs.blank(*size)))
-        self._inputs.graph_sizes = self.capture_decodes()
-        self._inputs.piece_sizes = self.capture_pieces()
-        first = np.zeros(1, np.int64)
-        self.model.run(self._planned(self._inputs.prepare_one(first, first, first)))
-
-    def capture_decodes(self) -> GraphSizes | None:
-        """Have the model capture decode steps, where it does that: ``StepModel.prepare_decodes``."""
-        if not self._num_captured:
-            return None
-        blank = self._inputs.capture_decodes(self._num_captured)
-        return self.model.prepare_decodes(lambda count: self._planned(blank(count)))
-
-    def capture_pieces(self) -> GraphSizes | None:
-        """Have the model capture steps with prompts, where it does that: ``StepModel.prepare_pieces``."""
-        return self.model.prepare_pieces(self._blank_tokens)
-
-    def _blank_tokens(self, count: int) -> ForwardBatch:
-        forward = self._inputs.blank(count, 1, 1, 1)
-        forward.hidden_indices = None
-        return forward
+        results = self._sampler.sample(batch, step.rows, step.logits, step.failed, step.trees)
+        features.put_results(step.made, results)
+        drafting += self._settled(step, results, set())
+        return StepResult(batch.step, list(results.values()), step.seconds, time.perf_counter() - started, drafting)
 
     def _planned(self, forward: ForwardBatch) -> ForwardBatch:
         """The same batch, with attention planned."""
