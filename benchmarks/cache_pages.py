@@ -18,7 +18,7 @@ import torch
 
 import fwk
 from benchmarks.step_operators import recorded, timed
-from fwk.worker import kv_cache
+from fwk.worker.kv import kv_cache
 
 
 def small_pages(num_bytes: int) -> torch.Tensor:

@@ -24,7 +24,7 @@ from fwk.native.thread_pool import ThreadPool
 from fwk.plugins import discover, find, load_object
 from fwk.types import ForwardBatch
 from fwk.types.batch import KVGroup
-from fwk.worker.kv_cache import allocate
+from fwk.worker.kv.kv_cache import allocate
 from fwk_devices.cpu.device import Cpu
 
 BLOCK = 16

@@ -33,7 +33,7 @@ import fwk_operators.triton_ops.backend as triton_operators
 import fwk_sampling.triton_sampler.sampler as triton_sampler
 from fwk import GrammarRequest, SamplingParams
 from fwk.types import ForwardBatch, Request
-from fwk.worker.graphs import DecodeGraphs
+from fwk.worker.graphs.step_graphs import DecodeGraphs
 from fwk.worker.worker import LocalWorker
 from fwk_sampling.triton_sampler import kernels
 

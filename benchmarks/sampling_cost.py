@@ -20,9 +20,9 @@ from fwk.interfaces.sampling import LogitsProcessorSpec, SamplerSpec, SamplingCo
 from fwk.native.thread_pool import ThreadPool
 from fwk.plugins import build, discover, find
 from fwk.types import NewSequence
-from fwk.worker.sampling import SamplingPipeline, num_finished
-from fwk.worker.sequence_table import SequenceTable
-from fwk.worker.step_rows import StepRows
+from fwk.worker.runner.sequence_table import SequenceTable
+from fwk.worker.runner.step_rows import StepRows
+from fwk.worker.sampling.pipeline import SamplingPipeline, num_finished
 
 CONTEXT = 100
 KINDS = {

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from fwk.types import ScheduledSequence
-from fwk.worker.acceptance import accepted, count_gained
-from fwk.worker.sequence_table import SequenceTable
+from fwk.worker.drafting.acceptance import accepted, count_gained
+from fwk.worker.runner.sequence_table import SequenceTable
 
 
 def chains(seed: int) -> tuple[list[list[int]], list[list[int]]]:

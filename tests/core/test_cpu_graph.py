@@ -18,7 +18,7 @@ from fwk.interfaces.operators import OperatorContext, Operators
 from fwk.native.thread_pool import ThreadPool
 from fwk.plugins import discover, find, load_object
 from fwk.types import ForwardBatch
-from fwk.worker.graphs import CapturedStepModel
+from fwk.worker.graphs.step_graphs import CapturedStepModel
 from fwk_operators.cpu.graph import TapeCapture
 
 pytestmark = pytest.mark.skipif(native.refusal() is not None, reason="no C++ compiler")

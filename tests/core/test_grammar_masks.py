@@ -14,8 +14,8 @@ from fwk.errors import BlameSequence, FwkError, InvalidRequest
 from fwk.interfaces.grammar import Grammar
 from fwk.interfaces.sampling import SamplingContext
 from fwk.types import GrammarRequest, SamplingParams
-from fwk.worker.grammar import GrammarMasks, GrammarStore
-from fwk.worker.sequence_table import SequenceTable
+from fwk.worker.runner.sequence_table import SequenceTable
+from fwk.worker.sampling.grammar import GrammarMasks, GrammarStore
 
 
 def test_a_backend_is_built_while_others_go_on() -> None:

@@ -14,10 +14,10 @@ from fwk.features.worker import WorkerFeatures
 from fwk.interfaces.device import Device, DeviceContext
 from fwk.interfaces.feature import WorkerPart, WorkerPartContext
 from fwk.types import Batch, ForwardBatch, NewSequence, SamplingParams, ScheduledSequence
-from fwk.worker.inputs import InputBuffers
-from fwk.worker.sequence_table import SequenceTable
-from fwk.worker.staging import StagingRing
-from fwk.worker.step_rows import StepRows
+from fwk.worker.runner.inputs import InputBuffers
+from fwk.worker.runner.sequence_table import SequenceTable
+from fwk.worker.runner.staging import StagingRing
+from fwk.worker.runner.step_rows import StepRows
 
 BLOCK, NUM_SLOTS, LONGEST = 4, 6, 60
 

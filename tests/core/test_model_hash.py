@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from fwk.errors import ModelLoadError
-from fwk.worker import model_hash
-from fwk.worker.model_hash import ModelHash
+from fwk.worker.loading import model_hash
+from fwk.worker.loading.model_hash import ModelHash
 
 
 @pytest.fixture(autouse=True)

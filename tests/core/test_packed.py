@@ -11,7 +11,7 @@ from tests.helpers.pretend_cuda import JOURNAL, pretended
 from tests.helpers.pretend_cuda.device import Pretended
 
 from fwk.interfaces.device import DeviceContext
-from fwk.worker.packed import ALIGNMENT, PackedRing
+from fwk.worker.runner.packed import ALIGNMENT, PackedRing
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ from tests.helpers.pretend_cuda.device import PretendedEvent
 
 import fwk
 from fwk import SamplingParams
-from fwk.worker.in_flight import InFlight
-from fwk.worker.inputs import InputBuffers
-from fwk.worker.staging import StagingRing
+from fwk.worker.runner.in_flight import InFlight
+from fwk.worker.runner.inputs import InputBuffers
+from fwk.worker.runner.staging import StagingRing
 from fwk_kit.testing.serving import TINY
 from fwk_sampling.processors.penalties import Penalties
 
@@ -82,7 +82,7 @@ def test_a_ring_of_one_without_events_is_overwritten_too_early(
     """What the journal is for: it sees what the numbers, which the CPU holds, do not show."""
     monkeypatch.setattr(StagingRing, "sent", lambda self: None)
     assert elsewhere(tiny_folder) == on_cpu(tiny_folder)
-    assert any("worker/packed.py" in fault for fault in JOURNAL.faults)
+    assert any("worker/runner/packed.py" in fault for fault in JOURNAL.faults)
 
 
 @pytest.mark.usefixtures("ring_of_one")

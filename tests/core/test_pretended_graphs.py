@@ -20,9 +20,9 @@ from fwk import SamplingParams
 from fwk.errors import ConfigError
 from fwk.interfaces.graphs import StepOutput
 from fwk.types import ForwardBatch
-from fwk.worker.graph_sizes import GraphSizes, default_sizes
-from fwk.worker.graphs import DecodeGraphs
-from fwk.worker.inputs import InputBuffers
+from fwk.worker.graphs.graph_sizes import GraphSizes, default_sizes
+from fwk.worker.graphs.step_graphs import DecodeGraphs
+from fwk.worker.runner.inputs import InputBuffers
 from fwk_attention.triton_paged import plan
 from fwk_attention.triton_paged.captured import CapturedDecodes
 from fwk_kit.testing.serving import TINY
@@ -378,9 +378,9 @@ def test_garbage_is_left_alone_while_steps_are_captured(
 def test_a_profile_of_the_captures_is_logged(
     tiny_folder: Path, caplog: pytest.LogCaptureFixture, is_profiled: bool
 ) -> None:
-    with caplog.at_level("INFO", "fwk.worker.around_captures"):
+    with caplog.at_level("INFO", "fwk.worker.graphs.around_captures"):
         served = Served(tiny_folder, enable_profile_cuda_graph=is_profiled)
-    tables = [record.getMessage() for record in caplog.records if record.name == "fwk.worker.around_captures"]
+    tables = [record.getMessage() for record in caplog.records if record.name == "fwk.worker.graphs.around_captures"]
     assert len(tables) == is_profiled
     assert all(
         "capturing steps, by self_cpu_time_total" in table and "Self CPU time total" in table for table in tables

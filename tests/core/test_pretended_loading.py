@@ -14,8 +14,8 @@ from tests.helpers.tiny import save_llama
 
 import fwk
 from fwk.worker.builder import WorkerBuilder
-from fwk.worker.states import StateStore
-from fwk.worker.weights import TrackedWeights
+from fwk.worker.kv.states import StateStore
+from fwk.worker.loading.weights import TrackedWeights
 from fwk_kit.testing.serving import TINY
 from fwk_loaders.dummy import weights as dummy
 

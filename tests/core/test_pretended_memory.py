@@ -21,8 +21,8 @@ from fwk import SamplingParams
 from fwk.errors import ConfigError
 from fwk.interfaces.device import Taken
 from fwk.types import Batch
-from fwk.worker.memory_profile import MemoryProfile
-from fwk.worker.model_runner import ModelRunner
+from fwk.worker.kv.memory_profile import MemoryProfile
+from fwk.worker.runner.model_runner import ModelRunner
 from fwk_lora.feature import AdapterPlace
 
 MEBI = 2**20

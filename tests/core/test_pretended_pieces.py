@@ -16,7 +16,7 @@ from fwk import SamplingParams
 from fwk.errors import ConfigError
 from fwk.interfaces.graphs import StepOutput
 from fwk.types import ForwardBatch
-from fwk.worker.graphs import StepModel
+from fwk.worker.graphs.step_graphs import StepModel
 from fwk_kit.testing.serving import TINY
 
 pytestmark = interpreted

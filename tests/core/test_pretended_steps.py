@@ -15,9 +15,9 @@ import fwk
 from fwk import GrammarRequest, SamplingParams
 from fwk.interfaces.device import NoEvent
 from fwk.types import Request
-from fwk.worker.grammar import GrammarMasks
-from fwk.worker.part_drafts import PartDrafts
-from fwk.worker.transfer import BlockStore
+from fwk.worker.drafting.part_drafts import PartDrafts
+from fwk.worker.kv.transfer import BlockStore
+from fwk.worker.sampling.grammar import GrammarMasks
 
 PROMPTS = [[1, 7, 3, 9] * 9, list(range(40, 75)), [5, 5, 6]]
 OPTIONS: dict[str, Any] = {

@@ -20,8 +20,8 @@ from fwk import SamplingParams
 from fwk.engine.scheduler import Scheduler
 from fwk.engine.sequence import Status
 from fwk.types import EngineStats
-from fwk.worker.draft_tree import DraftTree, accepted_in_trees
-from fwk.worker.drafting import Drafting
+from fwk.worker.drafting.draft_tree import DraftTree, accepted_in_trees
+from fwk.worker.drafting.drafting import Drafting
 from fwk_loaders.dummy.loader import DummyCheckpoint
 
 pytestmark = interpreted

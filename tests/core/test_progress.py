@@ -18,8 +18,8 @@ from fwk.engine.progress import offline_bar
 from fwk.native import build, compiler
 from fwk.process.log import ClearingHandler
 from fwk.process.progress import VARIABLE, ProgressBar, is_watched, set_up_progress
-from fwk.worker import progress
-from fwk.worker.progress import LoadProgress
+from fwk.worker.loading import progress
+from fwk.worker.loading.progress import LoadProgress
 
 
 class Terminal(io.StringIO):

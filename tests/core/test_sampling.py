@@ -12,9 +12,9 @@ from fwk.errors import BlameSequence
 from fwk.interfaces.sampling import LogitsProcessor, LogitsView, Sampler, SamplingContext, SamplingRows
 from fwk.interfaces.speculative import Acceptance
 from fwk.types import NewSequence, SamplingParams
-from fwk.worker.sampling import Place, SamplingPipeline, num_finished
-from fwk.worker.sequence_table import SequenceTable
-from fwk.worker.step_rows import StepRows
+from fwk.worker.runner.sequence_table import SequenceTable
+from fwk.worker.runner.step_rows import StepRows
+from fwk.worker.sampling.pipeline import Place, SamplingPipeline, num_finished
 
 NUMBERS = (1.0, 10.0, 100.0)
 CONTEXT = SamplingContext(4, 3, torch.device("cpu"), ())

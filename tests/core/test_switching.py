@@ -31,9 +31,9 @@ from fwk.server.replicas import Replicas
 from fwk.server.route_registry import RouteRegistry
 from fwk.server.switching import PluginSwitcher, ServerComponents, SwitchOrder
 from fwk.types import NewSequence, SamplingParams
-from fwk.worker.sampling import Place, SamplingPipeline
-from fwk.worker.sequence_table import SequenceTable
-from fwk.worker.step_rows import StepRows
+from fwk.worker.runner.sequence_table import SequenceTable
+from fwk.worker.runner.step_rows import StepRows
+from fwk.worker.sampling.pipeline import Place, SamplingPipeline
 from fwk_kit.testing.base import installed
 from fwk_kit.testing.fake_engine import make_engine, make_policy, reference
 

@@ -21,7 +21,7 @@ import fwk
 from fwk.errors import ConfigError
 from fwk.interfaces.loader import WeightSource
 from fwk.native.cache import folder as native_folder
-from fwk.worker.weights import TrackedWeights
+from fwk.worker.loading.weights import TrackedWeights
 from fwk_quant._linear_cpu.packed import layout_version
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]

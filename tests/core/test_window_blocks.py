@@ -10,7 +10,7 @@ from fwk.engine.window_blocks import WindowBlocks, WindowCache
 from fwk.interfaces.attention import AttentionLayer, BlockFormat, KVSpec
 from fwk.interfaces.device import DeviceContext
 from fwk.types import EngineStats
-from fwk.worker.kv_cache import allocate, form_groups
+from fwk.worker.kv.kv_cache import allocate, form_groups
 from fwk_devices.cpu.device import Cpu
 from fwk_kit.testing.fake_engine import make_engine, reference
 

@@ -15,7 +15,7 @@ from fwk.errors import FwkError, PluginLoadError
 from fwk.interfaces.observer import ObserverSpec, WorkerObserver, WorkerObserverContext
 from fwk.plugins import PluginSet, Registered
 from fwk.types import Batch
-from fwk.worker.observing import WorkerObservers
+from fwk.worker.runner.observing import WorkerObservers
 
 
 class Part(WorkerObserver):

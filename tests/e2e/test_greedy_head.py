@@ -11,7 +11,7 @@ import fwk
 from fwk import SamplingParams, native
 from fwk.interfaces.graphs import StepOutput
 from fwk.types import ForwardBatch
-from fwk.worker.graphs import StepModel
+from fwk.worker.graphs.step_graphs import StepModel
 from tests.helpers.checkpoints import make_checkpoint
 
 pytestmark = pytest.mark.skipif(native.refusal() is not None, reason="no C++ compiler")

@@ -12,7 +12,7 @@ from fwk import SamplingParams, native
 from fwk.errors import ConfigError
 from fwk.interfaces.graphs import StepOutput, StepSize
 from fwk.types import ForwardBatch
-from fwk.worker.graphs import StepModel
+from fwk.worker.graphs.step_graphs import StepModel
 from tests.helpers.checkpoints import make_checkpoint
 from tests.helpers.quantised import gguf_twins
 

@@ -24,8 +24,8 @@ from fwk.native.thread_pool import ThreadPool
 from fwk.plugins import Registered, build, choose, discover, find, load_object
 from fwk.plugins.selection import plugin_options as plugin_options_of
 from fwk.types import ModelConfig
-from fwk.worker.quantization import ChosenQuantization
-from fwk.worker.weights import TrackedWeights
+from fwk.worker.loading.quantization import ChosenQuantization
+from fwk.worker.loading.weights import TrackedWeights
 from fwk_kit.testing.batches import block_tables, make_batch
 from fwk_kit.testing.weights import Tensors
 

@@ -1,6 +1,6 @@
 """The worker: owns one device, turns a ``Batch`` into tokens.
 
-Here belong building and loading the model (``builder``, ``model_builder``), the inputs of a forward pass, the
-KV cache's tensors, the model runner, graphs, sampling and verification of drafts. What runs is decided in
+Here belong building a worker (``builder``) and, each in a folder: loading the model, the runner and the inputs of a
+forward pass, sampling, verification of drafts, captured steps, and the KV cache's tensors. What runs is decided in
 ``fwk.engine``; attention, weight formats, sampling methods and the models themselves are plugins.
 """

@@ -33,34 +33,34 @@ from fwk.setup.resolve import ModelSetup
 from fwk.text import ModelText, model_text
 from fwk.text.grammars import Grammars
 from fwk.types import ForwardBatch
-from fwk.worker import kv_cache
 from fwk.worker.attention_pair import AttentionPair
-from fwk.worker.cache_sizing import CacheSizing
-from fwk.worker.capturing import Capturing
-from fwk.worker.draft_store import DraftStore
-from fwk.worker.drafting import Drafting, NoDrafting
-from fwk.worker.grammar import GrammarMasks, GrammarStore
-from fwk.worker.graphs import StepModel
-from fwk.worker.identity import kv_common
-from fwk.worker.in_flight import Early, InFlight, Settled
-from fwk.worker.inputs import InputBuffers
-from fwk.worker.model_builder import ModelBuilder
-from fwk.worker.model_hash import ModelHash
-from fwk.worker.model_runner import ModelRunner
-from fwk.worker.observing import WorkerObservers
-from fwk.worker.packed import PackedRing
-from fwk.worker.part_drafts import NoPartDrafts, PartDrafts
-from fwk.worker.pooling import PoolingRunner
-from fwk.worker.processors import ProcessorBuilder, ProcessorSwitch
-from fwk.worker.rehearsal import LargestStep
-from fwk.worker.sampling import Place, SamplingPipeline
-from fwk.worker.sequence_table import SequenceTable
-from fwk.worker.staging import StagingRing
-from fwk.worker.states import StateStore
-from fwk.worker.step_sampler import StepSampler
-from fwk.worker.transfer import BlockStore, needs_hash, open_store
-from fwk.worker.uploads import Uploads
-from fwk.worker.weight_update import WeightUpdate
+from fwk.worker.drafting.draft_store import DraftStore
+from fwk.worker.drafting.drafting import Drafting, NoDrafting
+from fwk.worker.drafting.part_drafts import NoPartDrafts, PartDrafts
+from fwk.worker.graphs.capturing import Capturing
+from fwk.worker.graphs.step_graphs import StepModel
+from fwk.worker.kv import kv_cache
+from fwk.worker.kv.cache_sizing import CacheSizing
+from fwk.worker.kv.identity import kv_common
+from fwk.worker.kv.states import StateStore
+from fwk.worker.kv.transfer import BlockStore, needs_hash, open_store
+from fwk.worker.loading.model_builder import ModelBuilder
+from fwk.worker.loading.model_hash import ModelHash
+from fwk.worker.loading.weight_update import WeightUpdate
+from fwk.worker.runner.in_flight import Early, InFlight, Settled
+from fwk.worker.runner.inputs import InputBuffers
+from fwk.worker.runner.model_runner import ModelRunner
+from fwk.worker.runner.observing import WorkerObservers
+from fwk.worker.runner.packed import PackedRing
+from fwk.worker.runner.pooling import PoolingRunner
+from fwk.worker.runner.rehearsal import LargestStep
+from fwk.worker.runner.sequence_table import SequenceTable
+from fwk.worker.runner.staging import StagingRing
+from fwk.worker.runner.uploads import Uploads
+from fwk.worker.sampling.grammar import GrammarMasks, GrammarStore
+from fwk.worker.sampling.pipeline import Place, SamplingPipeline
+from fwk.worker.sampling.processors import ProcessorBuilder, ProcessorSwitch
+from fwk.worker.sampling.step_sampler import StepSampler
 
 MAX_IN_FLIGHT = 2
 """Steps that a device may be given before the first of them is collected."""

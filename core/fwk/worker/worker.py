@@ -17,8 +17,8 @@ from fwk.process.threads import half_of_torchs_threads
 from fwk.setup.resolve import ModelSetup
 from fwk.types import Batch, StepResult
 from fwk.worker.builder import WorkerBuilder
-from fwk.worker.observing import Runner
-from fwk.worker.transfer import BlockStore
+from fwk.worker.kv.transfer import BlockStore
+from fwk.worker.runner.observing import Runner
 
 
 class LocalWorker(Worker):

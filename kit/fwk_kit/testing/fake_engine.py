@@ -28,9 +28,9 @@ from fwk.interfaces.schedule import ScheduleContext, SchedulePolicy
 from fwk.plugins import PluginSet, Registered, build, choose
 from fwk.plugins.selection import plugin_options
 from fwk.types import Batch, ScheduledSequence, SequenceResult, StepResult
-from fwk.worker.acceptance import accepted
-from fwk.worker.sequence_table import SequenceTable
-from fwk.worker.transfer import BlockStore
+from fwk.worker.drafting.acceptance import accepted
+from fwk.worker.kv.transfer import BlockStore
+from fwk.worker.runner.sequence_table import SequenceTable
 from fwk_kit.testing.base import installed
 
 VOCAB = 97

@@ -12,7 +12,7 @@ import xxhash
 from fwk.interfaces.executor import Executor, ExecutorContext, WorkerInfo
 from fwk.interfaces.parallel import SingleRank
 from fwk.types import Batch, SequenceResult, StepResult
-from fwk.worker.sequence_table import SequenceTable
+from fwk.worker.runner.sequence_table import SequenceTable
 from fwk_faults import FakeOptions, Fault, asked
 
 VOCAB, NUM_SLOTS, MAX_LEN, BLOCK_SIZE = 512, 256, 2048, 16

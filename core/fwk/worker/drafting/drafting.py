@@ -1,0 +1,499 @@
+"""The runner's side of a speculative decoder: asks for drafts, and keeps how they were made until verification."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fwk.interfaces.attention import AttentionBackend, AttentionLayer
+from fwk.interfaces.speculative import Drafts, DraftView, SpeculativeDecoder, TargetStep, Verified
+from fwk.types import Batch, ForwardBatch, ScheduledSequence, SequenceResult
+from fwk.worker.drafting.draft_ahead import ComingDrafts, leave_after
+from fwk.worker.drafting.draft_steps import Steps
+from fwk.worker.drafting.draft_store import DraftStore, StoredDrafts, on_host
+from fwk.worker.drafting.draft_tree import DraftTree
+from fwk.worker.drafting.part_drafts import NoPartDrafts
+from fwk.worker.runner.inputs import InputBuffers
+from fwk.worker.runner.sequence_table import SequenceTable
+from fwk.worker.runner.step_rows import StepRows
+from fwk.worker.sampling.pipeline import SamplingPipeline
+
+if TYPE_CHECKING:
+    from fwk.worker.runner.in_flight import Launched
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """How the drafts of one sequence were made; both None for a chain that was certain."""
+
+    parents: list[int] | None
+    probabilities: Tensor | None  # [num_drafts, vocab_size]
+
+
+CERTAIN = Proposal(None, None)
+
+
+class NoDrafting:
+    """The runner's drafts when there is no speculative decoder."""
+
+    max_drafts = 0
+    max_levels = 0
+    """Most drafts of a sequence that are accepted in a step."""
+    reads_hidden = False
+    num_taps = 0
+    runs_ahead = False
+    """Whether steps are planned while drafts are in flight (``SpeculativeDecoder.drafts_ahead``, ``drafts_late``)."""
+    drafts_trees = False
+    """Whether those may be trees (``SpeculativeDecoder.drafts_trees``)."""
+    is_early = False
+    """Whether sequences that run ahead are drafted for as soon as a step is launched (``draft_early``)."""
+    moves_early = False
+    """Whether they are drafted for when it is collected, and their drafts may be trees: then ``draft_early`` only moves
+    K/V of the accepted paths, which the next step reads."""
+    of_parts = NoPartDrafts()
+    """What features draft, whatever the decoder says."""
+
+    def draft(
+        self, sampled: list[ScheduledSequence], results: dict[int, SequenceResult], following: Batch | None = None
+    ) -> None:
+        """Put drafts into the results of a step. following: the one that was launched after it already."""
+        self.propose(sampled, results, following)
+        if not self.of_parts.is_any:
+            return
+        for slot in self.of_parts.enter(sampled, results, self.parents):
+            self.replace(slot)
+
+    def forget(self, slots: Sequence[int]) -> None:
+        """These slots' sequences are gone."""
+
+    def trees(self, sequences: Iterable[ScheduledSequence]) -> dict[int, DraftTree]:
+        """The trees among the drafts of this step that the host knows, by slot."""
+        return {}
+
+    def has_hidden_trees(self, sequences: Iterable[ScheduledSequence]) -> bool:
+        """Whether some of this step's drafts are trees that only the device knows."""
+        return False
+
+    def enter(self, batch: Batch, forward: ForwardBatch, rows: StepRows) -> StoredDrafts | None:
+        """Put drafts that only the device knows into a step's inputs; None where it has none of them."""
+        return None
+
+    def drawn(self, slot: int) -> Tensor | None:
+        """The distributions the drafts of a slot were drawn from: [num_drafts, vocab_size]; None: they were certain."""
+        return None
+
+    def parents(self, slot: int) -> list[int] | None:
+        """Which of a slot's newest drafts each of them follows; None for a chain."""
+        return None
+
+    def replace(self, slot: int) -> None:
+        """Others take the place of a slot's newest drafts: a chain, and certain."""
+
+    def is_relaxed(self, slot: int) -> bool:
+        """Whether the drafts of a slot are kept more often than the target would pick them."""
+        return False
+
+    def follow(self, forward: ForwardBatch) -> None:
+        """The target has computed these tokens."""
+
+    def learn(
+        self,
+        batch: Batch,
+        forward_start: np.ndarray,
+        hidden: Tensor,
+        results: dict[int, SequenceResult],
+        trees: dict[int, DraftTree],
+        computed: np.ndarray | None = None,
+    ) -> None:
+        """Tell the decoder what the target computed of the tokens that stand; the table has taken them in.
+
+        forward_start: [num_seqs + 1]: first row of each sequence in ``hidden``, as ``StepModel.run`` returns it.
+        computed: [num_seqs] tokens of each before the step; None: what the table says, for there is no later step.
+        """
+
+    def draft_early(self, step: Launched, picked: Tensor, newest: Tensor, rejected: Tensor) -> None:
+        """Move K/V of accepted paths of the sequences that run ahead, and draft for them (``InFlight``'s ``Early``)."""
+
+    def keep(self, slot: int, path: list[int]) -> None:
+        """Move the K/V of the accepted drafts of a tree (indices) to where a chain's would be.
+
+        Comes before the table takes the tokens in.
+        """
+
+    def propose(
+        self, sampled: list[ScheduledSequence], results: dict[int, SequenceResult], following: Batch | None
+    ) -> None:
+        """Tell the decoder what became of its drafts, and put new ones into the results."""
+
+
+class Drafting(NoDrafting):
+    """A decoder, the drafts it has made that are not verified yet, and the steps of its own model."""
+
+    def __init__(  # noqa: PLR0913 - the parts of a worker that drafts are made with
+        self,
+        decoder: SpeculativeDecoder,
+        table: SequenceTable,
+        inputs: InputBuffers,
+        attention: AttentionBackend,
+        layers: list[AttentionLayer],
+        sampling: SamplingPipeline,
+        num_taps: int = 0,
+        store: DraftStore | None = None,
+        *,
+        runs_ahead: bool = False,
+    ) -> None:
+        """runs_ahead: steps may be planned while drafts are in flight, as the decoder can.
+
+        num_taps: of the target that ``learn`` gets alongside its hidden states.
+
+        store: keeps drafts on a device that is not the host until they are verified.
+        """
+        self._decoder = decoder
+        self._store = store
+        self.num_taps = num_taps
+        self._table = table
+        self._attention = attention
+        self.layers = layers
+        self._steps = (inputs, sampling)
+        self._made: dict[int, Proposal] = {}
+        self._coming: dict[int, list[int]] = {}  # by slot: parents of the newest tree of a sequence that runs ahead
+        self.max_drafts, self.max_levels = decoder.max_drafts, decoder.max_levels
+        self.reads_hidden = decoder.reads_hidden
+        self.runs_ahead = runs_ahead
+        self.is_early = runs_ahead and decoder.drafts_late
+        self.drafts_trees = decoder.drafts_trees
+        self.moves_early = runs_ahead and decoder.drafts_trees and not decoder.drafts_late
+
+    def enter(self, batch: Batch, forward: ForwardBatch, rows: StepRows) -> StoredDrafts | None:
+        if self._store is None:
+            return None
+        draws = not rows.sampling_state(self._table).all_greedy
+        return self._store.enter(batch, forward, rows, draws=draws)
+
+    def forget(self, slots: Sequence[int]) -> None:
+        for slot in slots:
+            self.replace(slot)
+        if slots:
+            self._decoder.forget(slots)
+
+    def trees(self, sequences: Iterable[ScheduledSequence]) -> dict[int, DraftTree]:
+        found: dict[int, DraftTree] = {}
+        for scheduled in sequences:
+            made = self._made.get(scheduled.slot) if scheduled.draft_token_ids else None
+            if made is not None and made.parents is not None:
+                found[scheduled.slot] = DraftTree(scheduled.draft_token_ids, made.parents)
+        return found
+
+    def has_hidden_trees(self, sequences: Iterable[ScheduledSequence]) -> bool:
+        return self._store is not None and self._store.has_trees(sequences)
+
+    def drawn(self, slot: int) -> Tensor | None:
+        made = self._made.get(slot)
+        return None if made is None else made.probabilities
+
+    def is_relaxed(self, slot: int) -> bool:
+        return slot in self._made and not self._decoder.acceptance.is_exact
+
+    def parents(self, slot: int) -> list[int] | None:
+        made = self._made.get(slot)
+        return None if made is None else made.parents
+
+    def replace(self, slot: int) -> None:
+        self._made.pop(slot, None)
+        self._coming.pop(slot, None)
+        if self._store is not None:
+            self._store.drop(slot)
+
+    def follow(self, forward: ForwardBatch) -> None:
+        self._decoder.follow(forward)
+
+    def learn(
+        self,
+        batch: Batch,
+        forward_start: np.ndarray,
+        hidden: Tensor,
+        results: dict[int, SequenceResult],
+        trees: dict[int, DraftTree],
+        computed: np.ndarray | None = None,
+    ) -> None:
+        if not self.reads_hidden:
+            return
+        slots: list[int] = []
+        rows: list[np.ndarray] = []
+        chosen: list[int] = []
+        for i, scheduled in enumerate(batch.sequences):
+            slot, num_drafts = scheduled.slot, len(scheduled.draft_token_ids)
+            result = results.get(slot)
+            if self.is_early and self._table.runs_ahead[slot]:
+                continue
+            if result is not None and (not result.goes_on or self._table.is_undone(scheduled, result.token_ids)):
+                continue
+            first, end = int(forward_start[i]), int(forward_start[i + 1])
+            known = np.arange(first, end - num_drafts)
+            num_kept = len(result.token_ids) - 1 if result is not None and scheduled.samples else 0
+            kept = np.array(trees[slot].path[:num_kept], np.int64) if slot in trees else np.arange(num_kept)
+            slots.append(slot)
+            chosen.append(i)
+            rows.append(np.concatenate((known, end - num_drafts + kept)))
+        if slots:
+            where = np.array(slots, np.int64)
+            counts = np.array([len(some) for some in rows], np.int64)
+            ends = self._table.num_computed[where] if computed is None else computed[chosen] + counts
+            self._decoder.learn(self._step(where, rows, hidden, ends))
+
+    def draft_early(self, step: Launched, picked: Tensor, newest: Tensor, rejected: Tensor) -> None:
+        assert step.rows.plan is not None
+        assert step.late is not None
+        slots, num_new, samples = step.rows.plan
+        is_mine = self._table.runs_ahead[slots]
+        if not is_mine.any():
+            return
+        started = time.perf_counter()
+        send, places = self._steps[1].send, np.flatnonzero(is_mine)
+        if step.late.order is not None:
+            self._keep_early(step, step.late.order)
+        if not self.is_early:
+            return
+        if step.hidden is not None:
+            self._learn_early(step, places, picked, rejected)
+        places = np.flatnonzero(is_mine & samples)
+        if len(places):
+            slots = slots[places]
+            at = send(places)
+            num_tokens = step.late.computed[places] + num_new[places] + 1
+            fewer = step.late.num_fewer.index_select(0, at) + rejected.index_select(0, at)
+            most = self._most(slots, num_tokens)
+            steps = Steps(self.plan, *self._steps, slots, num_tokens, fewer, 2 * self.max_drafts)
+            view = DraftView(slots, num_tokens, most, self._table.token_ids, steps)
+            view.newest = newest.index_select(0, at)
+            drafts = self._proposed(view)
+            counts = [0] * len(slots)
+            if isinstance(drafts.token_ids, Tensor):
+                assert self._store is not None
+                counts = self._store.put(slots, drafts, most)
+            self._made.update(dict.fromkeys(slots.tolist(), CERTAIN))
+            step.early = dict(zip(slots.tolist(), counts, strict=True))
+        step.drafting = time.perf_counter() - started
+
+    def _keep_early(self, step: Launched, order: Tensor) -> None:
+        """``keep`` of all trees of sequences that run ahead, as far down as a path can go: only the device knows it."""
+        assert step.num_drafts is not None
+        assert step.late is not None
+        chosen = np.flatnonzero(step.num_drafts)
+        counts = step.num_drafts[chosen]
+        begin, counts = step.rows.query_start[chosen + 1] - counts, np.minimum(counts, self.max_levels)
+        target = self._steps[1].send(np.repeat(begin - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum()))
+        source = order.index_select(0, target)
+        for group, places in enumerate(step.late.kv_places):
+            layers = [layer for layer in self.layers if layer.kv_group == group]
+            self._attention.move(layers, places.index_select(0, source), places.index_select(0, target))
+
+    def _learn_early(self, step: Launched, places: np.ndarray, picked: Tensor, rejected: Tensor) -> None:
+        """``learn`` of the sequences at ``places`` of a step, all of their rows: only the device knows which stand."""
+        rows, late, table, send = step.rows, step.late, self._table, self._steps[1].send
+        assert rows.plan is not None
+        assert late is not None
+        assert step.hidden is not None
+        slots, num_new, _ = rows.plan
+        begin = rows.query_start
+        counts = num_new[places]
+        starts = np.zeros(len(places) + 1, np.int64)
+        np.cumsum(counts, out=starts[1:])
+        owner = np.repeat(np.arange(len(places)), counts)
+        together = np.arange(starts[-1]) + (begin[places] - starts[:-1])[owner]
+        # The token after each: what is known of a prompt, then what was picked.
+        after = np.minimum(late.computed[places][owner] + np.arange(starts[-1]) - starts[:-1][owner] + 1,
+                           table.token_ids.shape[1] - 1)  # fmt: skip
+        known = table.token_ids[slots[places][owner], after].astype(np.int64)
+        row_of = np.full(int(begin[-1]), -1, np.int64)  # of the logits, for each token of the step
+        row_of[_row_tokens(rows)] = np.arange(len(rows.slots))
+        at = send(np.stack((together, known, row_of[together])))
+        tokens, order = at[1], late.order
+        if order is not None:  # a draft's row is as far from its token as those of its sequence's others
+            moved = order.index_select(0, at[0])
+            at[2] += moved - at[0]
+            at[0] = moved
+        if len(rows.slots):
+            tokens = torch.where(at[2] < 0, tokens, picked.index_select(0, at[2].clamp(min=0)))
+        ends = send(np.stack((places, starts[1:] - 1)))
+        fewer, last = late.num_fewer.index_select(0, ends[0]), ends[1] - rejected.index_select(0, ends[0])
+        stays = order is None and len(together) == step.hidden.shape[0]
+        hidden = step.hidden if stays else step.hidden.index_select(0, at[0])
+        own, *taps = hidden.chunk(1 + self.num_taps, 1)
+
+        def batch() -> ForwardBatch:
+            first = late.computed[places]
+            return self.plan(self._steps[0].prepare_next_late(slots[places], tokens, first, starts, fewer, last))
+
+        self._decoder.learn(TargetStep(slots[places], starts, own, tuple(taps), batch, last))
+
+    def _step(self, slots: np.ndarray, rows: list[np.ndarray], hidden: Tensor, ends: np.ndarray) -> TargetStep:
+        counts = np.array([len(some) for some in rows], np.int64)
+        starts = np.zeros(len(slots) + 1, np.int64)
+        np.cumsum(counts, out=starts[1:])
+        together = np.concatenate(rows)
+        if len(together) != hidden.shape[0]:
+            hidden = hidden.index_select(0, self._steps[1].send(together))
+        own, *taps = hidden.chunk(1 + self.num_taps, 1)
+
+        def batch() -> ForwardBatch:
+            positions = np.arange(starts[-1]) - np.repeat(starts[1:] - ends, counts)
+            return self.plan(self._steps[0].prepare_next(np.repeat(slots, counts), positions, starts, ends))
+
+        return TargetStep(slots, starts, own, tuple(taps), batch, self._steps[1].send(starts[1:] - 1))
+
+    def keep(self, slot: int, path: list[int]) -> None:
+        if path == list(range(len(path))):
+            return
+        table = self._table
+        first = int(table.num_tokens[slot])
+        send = self._steps[1].send
+        for group in range(len(table.block_tables)):
+            layers = [layer for layer in self.layers if layer.kv_group == group]
+            source = table.kv_slots(slot, first + np.array(path, np.int64), group)
+            target = table.kv_slots(slot, first + np.arange(len(path)), group)
+            self._attention.move(layers, send(source), send(target))
+
+    def propose(
+        self, sampled: list[ScheduledSequence], results: dict[int, SequenceResult], following: Batch | None
+    ) -> None:
+        if not sampled:
+            return
+        table, made = self._table, self._made
+        own = [s for s in sampled if s.slot in made]  # not those that others took the place of
+        self._decoder.observe(
+            Verified(
+                np.array([s.slot for s in own], np.int64),
+                np.array([len(s.draft_token_ids) for s in own], np.int64),
+                np.array([len(results[s.slot].token_ids) - 1 for s in own], np.int64),
+            )
+        )
+        slots = self._left(sampled, results)
+        if not len(slots):
+            return
+        coming: dict[int, ComingDrafts] = {}  # what a step in flight verifies, by slot
+        if following is not None and self.runs_ahead and not self.is_early:
+            coming = {s.slot: ComingDrafts(s.draft_token_ids, self._coming.get(s.slot)) for s in following.sequences}
+        num_tokens = table.num_tokens[slots] - table.unknown[slots]
+        most = self._most(slots, num_tokens)
+        steps = Steps(self.plan, *self._steps, slots, num_tokens)
+        view = DraftView(slots, num_tokens, most, table.token_ids, steps)
+        if coming:
+            levels = [1 + coming[slot].num_levels if slot in coming else 0 for slot in slots.tolist()]
+            view.ahead = np.array(levels, np.int64)
+        drafts = self._proposed(view)
+        if coming:
+            leave_after(drafts, [coming.get(slot) for slot in slots.tolist()])
+        if self.moves_early:
+            slots, drafts, most = self._store_trees(slots, drafts, most, results)
+        stays = isinstance(drafts.token_ids, Tensor) and self._may_stay(slots, num_tokens, drafts)
+        if stays and self._store is not None:
+            for slot, count in zip(slots.tolist(), self._store.put(slots, drafts, most), strict=True):
+                self._made[slot] = CERTAIN
+                results[slot].draft_token_ids = [0] * count  # which the host learns when they are verified
+        else:
+            self._keep(slots, drafts, most, results)
+
+    def _store_trees(
+        self, slots: np.ndarray, drafts: Drafts, most: np.ndarray, results: dict[int, SequenceResult]
+    ) -> tuple[np.ndarray, Drafts, np.ndarray]:
+        """Keep trees of the sequences that run ahead where their paths are found, on the device.
+
+        Returns slots, drafts and ``most`` of the others.
+        """
+        tokens, parents = drafts.token_ids, drafts.parents
+        assert isinstance(tokens, list)
+        assert not isinstance(parents, Tensor)
+        assert self._store is not None, "steps run ahead on a device alone"
+        for slot in slots.tolist():
+            self._coming.pop(slot, None)
+        is_mine = self._table.runs_ahead[slots]
+        if parents is None or not is_mine.any():
+            return slots, drafts, most
+        mine, rest = np.flatnonzero(is_mine).tolist(), np.flatnonzero(~is_mine).tolist()
+        counts = self._store.put_trees(slots[mine], [tokens[i] for i in mine], [parents[i] for i in mine], most[mine])
+        for i, count in zip(mine, counts, strict=True):
+            slot = int(slots[i])
+            self._made[slot], self._coming[slot] = CERTAIN, parents[i]
+            results[slot].draft_token_ids = tokens[i][:count]
+        return slots[rest], Drafts([tokens[i] for i in rest], [parents[i] for i in rest]), most[rest]
+
+    def _proposed(self, view: DraftView) -> Drafts:
+        drafts = self._decoder.propose(view)
+        if self.runs_ahead and drafts.probabilities is not None:
+            raise ValueError(
+                "a speculative decoder that drafts ahead or late must not give probabilities of its drafts"
+            )
+        return drafts
+
+    def _left(self, sampled: list[ScheduledSequence], results: dict[int, SequenceResult]) -> np.ndarray:
+        """Slots of the sequences to draft for.
+
+        Not of those for which that was done early, nor of those whose step is undone: their next one computes what
+        stands, and no drafts.
+        """
+        table = self._table
+        slots = np.array([s.slot for s in sampled], np.int64)
+        if self.is_early:
+            slots = slots[~table.runs_ahead[slots]]
+        undone = {s.slot for s in sampled if table.has_states and table.is_undone(s, results[s.slot].token_ids)}
+        return np.array([slot for slot in slots.tolist() if slot not in undone], np.int64) if undone else slots
+
+    def _most(self, slots: np.ndarray, num_tokens: np.ndarray) -> np.ndarray:
+        """Drafts that there is room for after so many tokens: [num_seqs] each."""
+        table = self._table
+        room = np.minimum(table.num_blocks[slots] * table.block_size, table.token_ids.shape[1] - 1) - num_tokens
+        return np.clip(room, 0, self._decoder.max_drafts)
+
+    def _may_stay(self, slots: np.ndarray, num_tokens: np.ndarray, drafts: Drafts) -> bool:
+        """Whether nothing needs to know drafts on the host before they are verified.
+
+        What reads the text does, a test of probabilities, and of a tree what depends on the depths of its drafts: only
+        the device knows how many tokens come before each.
+        """
+        rows = StepRows(slots, slots, num_tokens)
+        if not self._decoder.acceptance.is_exact or self._steps[1].reads_history(rows):
+            return False
+        return drafts.parents is None or all(map(self._steps[1].takes_places_late, slots.tolist()))
+
+    def _keep(self, slots: np.ndarray, drafts: Drafts, most: np.ndarray, results: dict[int, SequenceResult]) -> None:
+        """Put drafts into the results, for the host to know."""
+        token_ids, all_parents = on_host(drafts)
+        listed = slots.tolist()
+        if self._store is not None:
+            self._store.drop_each(listed)
+        if all_parents is None and drafts.probabilities is None:
+            self._made.update(dict.fromkeys(listed, CERTAIN))
+            for slot, tokens, count in zip(listed, token_ids, most.tolist(), strict=True):
+                if tokens:
+                    results[slot].draft_token_ids = tokens[:count]
+            return
+        start = 0
+        for i, (slot, tokens) in enumerate(zip(listed, token_ids, strict=True)):
+            end = start + len(tokens)
+            parents = None if all_parents is None else all_parents[i]
+            drawn = None if drafts.probabilities is None else drafts.probabilities[start:end]
+            if parents is not None and drawn is not None:
+                raise ValueError("a speculative decoder drew the drafts of a tree: only those of chains may be drawn")
+            self._made[slot] = Proposal(parents, drawn)
+            results[slot].draft_token_ids = tokens[: int(most[i])]
+            start = end
+
+    def plan(self, forward: ForwardBatch) -> ForwardBatch:
+        """Make a batch ready for a forward pass."""
+        forward.plan = self._attention.plan(forward, self.layers)
+        return forward
+
+
+def _row_tokens(rows: StepRows) -> np.ndarray:
+    """Which of a step's tokens each row of its logits comes from: [num_rows] int64."""
+    assert rows.plan is not None
+    counts = np.bincount(rows.sequences, minlength=len(rows.plan[0]))
+    nth = np.arange(len(rows.sequences)) - (np.cumsum(counts) - counts)[rows.sequences]
+    return (rows.query_start[1:] - counts)[rows.sequences] + nth

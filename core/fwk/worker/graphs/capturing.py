@@ -1,0 +1,173 @@
+"""Whether and how the steps of a run are captured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from functools import cached_property
+
+from torch import Tensor
+
+from fwk.config import Config
+from fwk.errors import ConfigError
+from fwk.interfaces.attention import AttentionBackendSpec, CaptureSizes
+from fwk.interfaces.graphs import GraphCapture
+from fwk.interfaces.model import Model
+from fwk.interfaces.speculative import SpeculativeDecoder
+from fwk.setup.resolve import ModelSetup
+from fwk.worker.attention_pair import AttentionPair
+from fwk.worker.graphs.around_captures import around_captures
+from fwk.worker.graphs.graph_sizes import GraphSizes, graph_sizes, piece_sizes
+from fwk.worker.graphs.pieces import PromptPieces
+from fwk.worker.graphs.step_graphs import CapturedStepModel, DecodeGraphs, StepModel, StepSize
+from fwk.worker.loading.model_builder import ModelBuilder
+from fwk.worker.runner.inputs import InputBuffers
+
+
+class Capturing:
+    """Chooses the step model: on the host's operators one capture for all sizes, on a device one for each of some."""
+
+    def __init__(self, config: Config, setup: ModelSetup, models: ModelBuilder, num_ranks: int) -> None:
+        """Raises ``ConfigError`` for options that would do nothing."""
+        self._options = config.engine
+        self._setup = setup
+        self._models = models
+        self._num_ranks = num_ranks
+        self._asked = graph_sizes(config, setup.device)
+        self.piece_sizes = piece_sizes(config, setup.device, setup.max_step_tokens)
+        models.has_seam = bool(self.piece_sizes.sizes)
+        self.decoder: SpeculativeDecoder | None = None
+        self.reader = ""
+
+    @cached_property
+    def sizes(self) -> GraphSizes:
+        """Numbers of rows of the steps that are captured by themselves; once ``decoder`` is known."""
+        if self.decoder is None:
+            return self._asked
+        return self._asked.with_drafts(self.decoder.max_drafts, self._setup.max_step_tokens)
+
+    @property
+    def num_rows(self) -> int:
+        """Of the largest step that is captured by itself; 0: none is."""
+        return self.sizes.sizes[-1] if self._captures_decodes else 0
+
+    @cached_property
+    def _captures_decodes(self) -> bool:
+        return not self._setup.device.is_host and not self.refusal
+
+    @cached_property
+    def _capture(self) -> GraphCapture | None:
+        device = self._setup.device
+        return self._models.operators.graph_capture() if device.is_host else device.graph_capture()
+
+    @cached_property
+    def refusal(self) -> str:
+        """Why steps are not even tried to be captured whole; empty when they are."""
+        return self._refusal or ("" if self._setup.device.is_host else self._device_refusal())
+
+    @cached_property
+    def _refusal(self) -> str:
+        """The same of whole steps and of pieces."""
+        if self._options.disable_cuda_graph:
+            return "--disable-cuda-graph"
+        if self.reader:
+            return f"{self.reader} reads what layers compute"
+        if self._num_ranks > 1:
+            return "ranks add up their parts through torch.distributed"
+        if self._setup.opened.served.is_recurrent:
+            return "the model has recurrent layers"
+        if self._setup.device.is_host and isinstance(self._models.attention, AttentionPair):
+            return "prompts and next tokens have attention backends of their own"
+        if self._setup.opened.served.encoder is not None:
+            return "an encoder reads the prompts"
+        if self._capture is None:
+            is_host, chosen = self._setup.device.is_host, self._setup.resolution.chosen
+            return f"the operators {chosen['operators']} are not captured" if is_host else "the device captures none"
+        return ""
+
+    def _device_refusal(self) -> str:
+        if self._models.layers:
+            spec = self._setup.factory.item("attention").declaration
+            assert isinstance(spec, AttentionBackendSpec)
+            if "graph_capture" not in spec.features:
+                return f"attention {self._setup.resolution.chosen['attention']} plans each step anew"
+        if self.decoder is not None and type(self.decoder).follow is not SpeculativeDecoder.follow:
+            return "the speculative decoder reads the inputs of each step"
+        return ""
+
+    def prepare(self, inputs: InputBuffers, num_blocks: int, null_block: int) -> None:
+        """Tell inputs and attention of the KV cache's blocks, and of the one that no sequence holds."""
+        if not self.num_rows:
+            return
+        inputs.table.reserve(null_block)
+        if self._models.layers:
+            rows_per_seq = 1 + (self.decoder.max_drafts if self.decoder is not None else 0)
+            sizes = CaptureSizes(self.num_rows, self._setup.max_model_len, num_blocks, null_block, rows_per_seq)
+            self._models.attention.init_capture(self._models.layers, sizes)
+
+    def on_trial(self, model: Model, is_greedy: Tensor | None, sizes: Sequence[int]) -> StepModel:
+        """Captures of some sizes of steps, in memory of their own: for what they take to be measured."""
+        capture = self._setup.device.graph_capture()
+        assert capture is not None, "only where decode steps are captured"
+        operators, taps = self._models.operators, self._models.wanted_taps
+        return DecodeGraphs(model, is_greedy, operators, capture, GraphSizes(tuple(sizes), self.sizes.pads), taps)
+
+    def pieces_on_trial(self, model: Model, is_greedy: Tensor | None, sizes: Sequence[int]) -> StepModel:
+        """As ``on_trial``, of steps in pieces."""
+        made = StepModel(model, is_greedy, self._models.operators, self._models.wanted_taps)
+        capture, seam = self._setup.device.graph_capture(), self._models.seam
+        assert capture is not None, "refused otherwise"
+        assert seam is not None, "has_seam was set"
+        made.pieces = PromptPieces(capture, seam, GraphSizes(tuple(sizes)))
+        return made
+
+    def step_model(self, model: Model, is_greedy: Tensor | None, max_tokens: int, max_drafts: int) -> StepModel:
+        """What runs the steps. Raises ``ConfigError`` where pieces are asked for and cannot be captured."""
+        made = self._step_model(model, is_greedy, max_tokens, max_drafts)
+        if not self.piece_sizes.sizes:
+            return made
+        seam = self._models.seam
+        refusal = self._refusal or ("" if seam is not None and self._models.layers else "the model has no attention")
+        if refusal:
+            raise ConfigError(f"--enable-piecewise-cuda-graph: {refusal}; leave it out")
+        assert self._capture is not None, "refused otherwise"
+        assert seam is not None, "refused otherwise"
+        made.pieces = PromptPieces(self._capture, seam, self.piece_sizes, self._around)
+        return made
+
+    def _around(self) -> AbstractContextManager[None]:
+        return around_captures(
+            collects_garbage=self._options.enable_cudagraph_gc,
+            is_profiled=self._options.enable_profile_cuda_graph,
+        )
+
+    def _step_model(self, model: Model, is_greedy: Tensor | None, max_tokens: int, max_drafts: int) -> StepModel:
+        operators, taps = self._models.operators, self._models.wanted_taps
+        if self._capture is None or self.refusal:
+            return StepModel(model, is_greedy, operators, taps)
+        if self._captures_decodes:
+            return DecodeGraphs(model, is_greedy, operators, self._capture, self.sizes, taps, self._around)
+        max_seqs = self._options.cuda_graph_max_bs
+        most = StepSize(max_tokens, max_tokens, min(max_tokens, max_seqs * (1 + max_drafts)), max_seqs)
+        return CapturedStepModel(model, is_greedy, operators, self._capture, most, taps)
+
+    def how(self, model: StepModel) -> str:
+        """``captured``, on a device with the numbers of sequences of decode steps, or ``eager`` and why; pieces."""
+        if model.pieces is None:
+            return self._how(model)
+        sizes, refusal = self.piece_sizes.sizes, model.pieces.refusal
+        how = f"eager ({refusal})" if refusal else f"in pieces ({len(sizes)} numbers of tokens up to {sizes[-1]})"
+        return f"{self._how(model)}; prompts {how}"
+
+    def _how(self, model: StepModel) -> str:
+        captured = isinstance(model, CapturedStepModel | DecodeGraphs)
+        refusal = model.refusal if captured else self.refusal
+        if refusal:
+            return f"eager ({refusal})"
+        if isinstance(model, DecodeGraphs):
+            sizes = self.sizes.sizes
+            if self.decoder is not None:
+                numbers = f"{len(sizes)} numbers of them up to {sizes[-1]}"
+                return f"captured (next tokens and drafts in chains, {numbers}; not trees of drafts)"
+            return f"captured (next tokens of {len(sizes)} numbers of sequences up to {sizes[-1]})"
+        return "captured"

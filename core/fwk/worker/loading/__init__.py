@@ -1,0 +1,4 @@
+"""From a checkpoint to a model with weights.
+
+How files are read and weights are held are plugins.
+"""

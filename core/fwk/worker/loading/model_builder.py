@@ -1,0 +1,442 @@
+"""Build models: the served one, and one that drafts for it, from opened checkpoints to layers with weights."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch import Tensor
+
+from fwk.config import Config, EngineOptions, ModelOptions
+from fwk.errors import ConfigError, ModelLoadError
+from fwk.features.worker import WorkerFeatures
+from fwk.interfaces.attention import AttentionBackend, AttentionLayer
+from fwk.interfaces.device import Staging, Upload
+from fwk.interfaces.feature import ModelBuild
+from fwk.interfaces.model import Encoder, HiddenTap, Model, ModelContext
+from fwk.interfaces.moe import MoEContext, MoERunner
+from fwk.interfaces.operators import OperatorContext, Operators
+from fwk.interfaces.parallel import ParallelGroup
+from fwk.interfaces.quant import QuantContext, QuantMethod
+from fwk.interfaces.state import RecurrentState
+from fwk.interfaces.weights_cache import NO_WEIGHTS_CACHE, WeightsCache
+from fwk.native.thread_pool import ThreadPool
+from fwk.plugins import Registered, choose, find
+from fwk.setup.checkpoint import OpenedModel, open_head, open_model
+from fwk.setup.resolve import ModelSetup, check_layers, check_quantizers
+from fwk.text import ModelText
+from fwk.types import ModelConfig
+from fwk.worker.attention_pair import build_attention
+from fwk.worker.graphs.pieces import Seam
+from fwk.worker.loading import memory_need
+from fwk.worker.loading.quantization import AUTO, UNQUANTISED, ChosenQuantization
+from fwk.worker.loading.weights import BaseModelWeights, TrackedWeights
+from fwk.worker.loading.weights_cache import open_cache
+from fwk.worker.runner.pooled_decoder import PooledDecoder
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+SECOND_MODEL_OPTIONS = {
+    "revision": None,
+    "task": "auto",
+    "pooling_type": "auto",
+    "classifier_from_token": (),
+    "load_format": "auto",
+    "tokenizer_path": None,
+    "chat_template": None,
+    "context_length": None,
+    "json_model_override_args": "{}",
+}
+"""The served model's own options, which mean nothing for another model."""
+
+
+class ModelBuilder:
+    """Builds models on one device, with the attention backend, operators and quantisers of the run.
+
+    chosen: plugin names by family; what is only known once layers are built (``quant``, ``moe``) is written there.
+    reasons: collects a sentence for each fallback. staging, upload: as in ``AttentionContext``.
+    """
+
+    def __init__(  # noqa: PLR0913 - what a worker has
+        self,
+        config: Config,
+        setup: ModelSetup,
+        tp: ParallelGroup,
+        device: torch.device,
+        threads: ThreadPool,
+        chosen: dict[str, str],
+        reasons: list[str],
+        staging: Callable[[], Staging] | None = None,
+        upload: Upload | None = None,
+    ) -> None:
+        self._config = config
+        self._setup = setup
+        self._factory = setup.factory
+        self._tp = tp
+        self._device = self.device = device
+        self._dtype: torch.dtype = getattr(torch, setup.facts.dtype)
+        self._threads = threads
+        self._chosen = chosen
+        self._reasons = reasons
+        self._staging = staging
+        self._upload = upload
+        self._moe: Registered | None = None
+        self.layers: list[AttentionLayer] = []  # of all models that were built
+        self.caches: list[WeightsCache] = []
+        self.recurrent_states: list[RecurrentState] = []  # of the served model
+        self.has_heads = False
+        """Whether what drafts is built on the served model, or of its checkpoint."""
+        self._num_own_layers = 0  # of ``layers``: the served model's, which come first
+        self._served_cache: WeightsCache = NO_WEIGHTS_CACHE
+        self.wanted_taps: list[HiddenTap] = []  # of the served model, in the order heads asked for them
+        self.taps: dict[int, HiddenTap] = {}
+        self.made: dict[str, Any] = {}
+        """What features have made for the served model."""
+        self.features = WorkerFeatures()
+        """To be set before models are built."""
+        self.has_seam = False
+        """Whether models call attention through ``seam``; to be set before they are built."""
+
+    @cached_property
+    def attention(self) -> AttentionBackend:
+        return build_attention(
+            self._factory,
+            device=self._device,
+            dtype=self._dtype,
+            kv_dtype=self._setup.facts.kv_dtype,
+            block_size=self._config.engine.page_size,
+            threads=self._threads,
+            staging=self._staging,
+            upload=self._upload,
+            is_deterministic=self._setup.facts.is_deterministic,
+            tp_rank=self._tp.rank,
+            tp_size=self._tp.size,
+        )
+
+    @cached_property
+    def seam(self) -> Seam | None:
+        """Where steps that are captured in pieces are cut."""
+        return Seam(self.attention) if self.has_seam else None
+
+    @cached_property
+    def operators(self) -> Operators:
+        return self._factory.build(
+            "operators", OperatorContext, device=self._device, dtype=self._dtype, threads=self._threads
+        )
+
+    def build_served(self, is_greedy: Tensor | None, text: Callable[[], ModelText]) -> Model | Encoder:
+        """The served model. ``is_greedy``: as in ``ModelContext``.
+
+        Raises ``FwkError`` when a layer or the weights are not what the configuration promised.
+        """
+        model, context = self._served(self._setup, self.layers, is_greedy, text)
+        self._num_own_layers, self._served_cache = len(self.layers), context.weights_cache
+        self.recurrent_states = context.recurrent_states
+        self.taps, self.made = context.taps, context.made
+        self._report_quantization(context)
+        _check_all_read(self._setup.opened, self._factory.item("models").name, context)
+        self._check_moe()
+        check_layers(self.layers, self._factory.item("attention"), self._setup.facts)
+        return model
+
+    def rebuild_served(
+        self, opened: OpenedModel, is_greedy: Tensor | None, text: Callable[[], ModelText]
+    ) -> tuple[Model | Encoder, ModelContext]:
+        """The served model with the weights of another checkpoint, alongside the one that serves, for ``adopt``.
+
+        What it packs is not kept for later starts: checkpoints of a training run come and go. Raises ``FwkError`` when
+        the checkpoint is not what this run could serve; nothing has changed then.
+        """
+        if self.has_heads:
+            raise ConfigError(
+                f"--speculative-algorithm {self._config.engine.speculative_algorithm} drafts with a head on the "
+                "model's weights, which would stay the old one: serve without it, or with one that needs no head"
+            )
+        known, layers = list(self.caches), list[AttentionLayer]()
+        try:
+            model, context = self._served(replace(self._setup, opened=opened), layers, is_greedy, text)
+            _check_all_read(opened, self._factory.item("models").name, context)
+            assert isinstance(context.quant, ChosenQuantization)
+            quant = context.quant.chosen()
+        finally:
+            self.caches[:] = known
+        if quant != self._chosen["quant"]:
+            raise ModelLoadError(
+                f"its layers would be computed by {quant}; this server computes {self._chosen['quant']}"
+            )
+        own = self.layers[: self._num_own_layers]
+        if list(map(_seen, layers)) != list(map(_seen, own)):
+            raise ModelLoadError("its layers of attention are others than those of the model that serves")
+        states = [(state.shapes, state.dtypes) for state in context.recurrent_states]
+        if states != [(state.shapes, state.dtypes) for state in self.recurrent_states]:
+            raise ModelLoadError("its recurrent layers are others than those of the model that serves")
+        return model, context
+
+    def adopt(self, context: ModelContext) -> None:
+        """From now on the layers of a model that was built anew are the served model's, with its K/V and states.
+
+        ``layers`` is another list then: backends know a list by its identity.
+        """
+        layers = context.attention_layers
+        for old, new in zip(self.layers, layers, strict=False):
+            new.kv_group, new.kv_cache = old.kv_group, old.kv_cache
+        self.layers, self._num_own_layers = [*layers, *self.layers[len(layers) :]], len(layers)
+        context.attention_layers[:] = self.layers
+        for old, new in zip(self.recurrent_states, context.recurrent_states, strict=True):
+            new.tensors = old.tensors
+        self.recurrent_states[:] = context.recurrent_states  # the list is the states' store's, too
+        self.taps, self.made = context.taps, context.made
+        self.caches[:] = [cache for cache in self.caches if cache is not self._served_cache]  # it holds the old weights
+
+    def _served(
+        self, setup: ModelSetup, layers: list[AttentionLayer], is_greedy: Tensor | None, text: Callable[[], ModelText]
+    ) -> tuple[Model | Encoder, ModelContext]:
+        """Build the served model of ``setup.opened``."""
+        item = self._factory.item("models")
+        opened, served = setup.opened, setup.opened.served
+        context = self._context(opened, self._config.engine, "served")
+        context.attention_layers = layers
+        kept = self.features.kept_bytes(served.media)
+        memory_need.check(setup, context.weights.stored_sizes(), self._dtype.itemsize, self._tp.size, kept)
+        if served.runner == "generate":
+            context.is_greedy = is_greedy
+        elif served.is_decoder and not self._config.model.classifier_from_token:
+            # No logits are wanted, and there may be no head: one that is tied costs nothing.
+            context.config = replace(context.config, tie_word_embeddings=True)
+        model: Model | Encoder = self._factory.build(item, partial(replace, context))
+        if served.runner == "pool" and isinstance(model, Model):
+            model = PooledDecoder(model, context, served.labels, self._token_ids(text) if served.labels else ())
+        return model, context
+
+    def build_draft(self, name: str) -> Model:
+        """A model that drafts for the served one; its layers join the served model's in the KV cache.
+
+        Raises ``ConfigError`` when the two do not fit together.
+        """
+        self._check_decoder_only(name)
+        own = self._second_model(name)
+        opened = open_model(replace(self._config, model=own), self._factory.plugins, log.info)
+        _check_draft(name, opened, self._setup)
+        facts = replace(
+            self._setup.facts, architecture=opened.config.architecture, model=opened.config, features=frozenset()
+        )
+        selection = choose(self._factory.plugins, "models", AUTO, facts)
+        item = selection.chosen
+        assert item is not None
+        self._reasons.extend(f"for the draft model {name}, {reason}" for reason in selection.reasons())
+        attention = self._factory.item("attention")
+        refusal = attention.declaration.refusal(item.declaration.facts_with(facts, None))
+        if refusal is not None:
+            raise ConfigError(f"attention backend {attention.name!r} cannot serve the draft model {name}: it {refusal}")
+        # How the served model is quantised says nothing of this one, which is computed as it is stored.
+        context = self._context(opened, _as_stored(self._config.engine), "draft")
+        model: Model = self._factory.build(item, partial(replace, context))
+        _check_all_read(opened, item.name, context)
+        return model
+
+    def build_head(self, model: Model, make: Callable[[ModelContext], T], checkpoint: str | None) -> T:
+        """What ``make`` builds for the served model: ``SpeculativeContext.build``."""
+        opened = self._setup.opened
+        self.has_heads = True
+        self._check_decoder_only(checkpoint or "of the checkpoint")
+        if checkpoint is None:
+            return make(self._context(opened, self._config.engine, "head"))
+        own = self._second_model(checkpoint)
+        files, config = open_head(replace(self._config, model=own), self._factory.plugins, log.info, opened.config)
+        _check_head(checkpoint, config, opened)
+        facts = replace(self._setup.facts, head_size=config.head_size, num_kv_heads=config.num_kv_heads)
+        attention = self._factory.item("attention")
+        refusal = attention.declaration.refusal(replace(facts, num_heads=config.num_heads))
+        if refusal is not None:
+            raise ConfigError(f"attention backend {attention.name!r} cannot serve the head {checkpoint}: it {refusal}")
+        context = self._context(
+            replace(opened, checkpoint=files, config=config), _as_stored(self._config.engine), "head"
+        )
+        made = make(context)
+        _check_all_read(replace(opened, path=files.path, config=config), f"the head {checkpoint}", context)
+        return made
+
+    def _second_model(self, name: str) -> ModelOptions:
+        """The options of a model or head that drafts: ``NAME`` or ``NAME@REVISION``, unless a file is named so."""
+        given, _, revision = (name, "", "") if Path(name).expanduser().exists() else name.rpartition("@")
+        named = {"model": given or name, "revision": revision if given and revision else None}
+        return self._config.model.model_copy(update={**SECOND_MODEL_OPTIONS, **named})
+
+    def _check_decoder_only(self, name: str) -> None:
+        """Raise ``ConfigError`` when what drafts for the served model would read its prompts otherwise than it does."""
+        opened = self._setup.opened
+        if opened.served.encoder is not None:
+            raise ConfigError(
+                f"the draft model or head {name} cannot draft for {opened.name}, whose prompts an encoder reads: "
+                "choose a --speculative-algorithm without a model"
+            )
+
+    def tap(self, layers: Sequence[int]) -> None:
+        """Have the served model keep its residual stream before these layers: ``SpeculativeContext.tap``."""
+        unknown = [index for index in layers if index not in self.taps]
+        if unknown:
+            has = f"{min(self.taps)} to {max(self.taps)}" if self.taps else "no layer"
+            raise ConfigError(
+                f"the head reads what comes to layer {unknown[0]} of {self._setup.opened.name}, which lets heads read "
+                f"that of {has}"
+            )
+        for index in layers:
+            self.taps[index].is_wanted = True
+            self.wanted_taps.append(self.taps[index])
+
+    def _context(
+        self, opened: OpenedModel, options: EngineOptions, role: Literal["served", "draft", "head"]
+    ) -> ModelContext:
+        """What the layers of a model are built from. role: of the model in this run."""
+        attention = self.attention  # before any weight is read: a backend that cannot start says so
+        checkpoint_config = opened.config.raw.get("quantization_config") or {}
+        is_base = opened.runner == "pool" and opened.served.is_decoder
+        weights = (BaseModelWeights if is_base else TrackedWeights)(opened.checkpoint.weights())
+
+        def method(item: Registered, dtype: torch.dtype = self._dtype) -> QuantMethod:
+            return self._factory.build(
+                item,
+                QuantContext,
+                device=self._device,
+                dtype=dtype,
+                checkpoint_config=checkpoint_config,
+                threads=self._threads,
+                is_deterministic=self._setup.facts.is_deterministic,
+            )
+
+        plugins, facts = self._factory.plugins, self._setup.facts
+        state_dtype = options.mamba_ssm_dtype
+        unquantised = find(plugins, "quant", UNQUANTISED)
+        plain = method(unquantised)
+        is_wide = options.enable_fp32_lm_head and self._dtype != torch.float32
+        context = ModelContext(
+            config=opened.config,
+            weights=weights,
+            dtype=self._dtype,
+            device=self._device,
+            quant=ChosenQuantization(options, plugins, facts, weights, plain, method),
+            plain=plain,
+            attention=self.seam or attention,
+            tp=self._tp,
+            max_model_len=self._setup.max_model_len,
+            attention_layers=self.layers,
+            state_dtype=None if state_dtype == AUTO else getattr(torch, state_dtype),
+            moe_runner=self._moe_runner,
+            operators=self.operators,
+            float32_head=method(unquantised, torch.float32) if is_wide else None,
+            is_deterministic=facts.is_deterministic,
+            media=opened.served.media if role == "served" else frozenset(),
+            ep_size=facts.ep_size,
+        )
+        build = ModelBuild(role, opened.loader, can_reread=not opened.checkpoint.weights_identity())
+        told = self.features.model_context(context, build)
+        cache = open_cache(self._config, self._setup, opened, weights, self._tp, self._threads, role, told)
+        self.caches.append(cache)
+        context.weights_cache = cache
+        return context
+
+    def _token_ids(self, text: Callable[[], ModelText]) -> tuple[int, ...]:
+        """Of ``--classifier-from-token``. Raises ``ConfigError`` for a word that is not one token."""
+        found: list[int] = []
+        for word in self._config.model.classifier_from_token:
+            ids = text().encode(word, add_special_tokens=False)
+            if len(ids) != 1:
+                raise ConfigError(f"--classifier-from-token: {word!r} is {len(ids)} tokens of this model, not one")
+            found += ids
+        return tuple(found)
+
+    def _moe_runner(self, context: MoEContext) -> MoERunner:
+        """A runner for one layer. Of a model whose config names no experts, the plugin is chosen with the first."""
+        if self._moe is None:
+            settled = self._setup.resolution.selections.get("moe")
+            selection = settled or choose(self._factory.plugins, "moe", AUTO, self._setup.facts)
+            assert selection.chosen is not None
+            self._moe = selection.chosen
+            self._chosen["moe"] = self._moe.name
+            if settled is None:
+                self._reasons.extend(selection.reasons())
+        given = {"threads": self._threads, "is_deterministic": self._setup.facts.is_deterministic}
+        return self._factory.build(self._moe, partial(replace, context, **given))
+
+    def _report_quantization(self, context: ModelContext) -> None:
+        """Note how the layers were quantised in the end."""
+        assert isinstance(context.quant, ChosenQuantization)
+        self._chosen["quant"] = context.quant.chosen()
+        resolution = self._setup.resolution
+        check_quantizers([name for name in context.quant.used() if name != UNQUANTISED], resolution)
+        self._reasons.extend(context.quant.reasons(resolution.selections["quant"].missed()))
+
+    def _check_moe(self) -> None:
+        """Forget a MoE runner that no layer asked for. Raises ``ConfigError`` when an option was about experts."""
+        if self._moe is not None:
+            return
+        self._chosen.pop("moe", None)
+        name = self._config.engine.moe_runner_backend
+        if name != AUTO:
+            raise ConfigError(f"--moe-runner-backend {name}: this model has no layers of experts")
+        if self._setup.facts.ep_size > 1:
+            raise ConfigError(
+                f"--expert-parallel-size {self._setup.facts.ep_size}: this model has no layers of experts to divide"
+            )
+
+
+def _seen(layer: AttentionLayer) -> tuple[object, ...]:
+    """What backends, blocks and plans were settled by."""
+    sizes = layer.num_heads, layer.num_kv_heads, layer.kv_spec, layer.soft_cap
+    return (*sizes, layer.index, layer.is_pruned, layer.features)
+
+
+def _as_stored(options: EngineOptions) -> EngineOptions:
+    """The same options, of weights that are computed as they are stored."""
+    return options.model_copy(update={"quantization": AUTO, "quantization_exclude": (), "quantization_layers": ()})
+
+
+def _check_head(name: str, config: ModelConfig, opened: OpenedModel) -> None:
+    """Raise ``ConfigError`` when a head's config is not of the served model's sizes."""
+    for what, own, wanted in (
+        ("hidden states of", config.hidden_size, opened.config.hidden_size),
+        ("a vocabulary of", config.vocab_size, opened.config.vocab_size),
+    ):
+        if own != wanted:
+            raise ConfigError(
+                f"the head {name} was made for {what} {own}, the served model has {wanted}: they must be the same"
+            )
+
+
+def _check_draft(name: str, opened: OpenedModel, setup: ModelSetup) -> None:
+    """Raise ``ConfigError`` when a model cannot draft for the served one."""
+    if opened.runner != "generate":
+        raise ConfigError(f"the draft model {name} is for {opened.task}: give one that generates text")
+    if opened.served.is_recurrent:
+        raise ConfigError(f"the draft model {name} has recurrent layers, whose states cannot be taken back")
+    vocab_size = setup.opened.config.vocab_size
+    if opened.config.vocab_size != vocab_size:
+        raise ConfigError(
+            f"the draft model {name} has a vocabulary of {opened.config.vocab_size} tokens, the served model "
+            f"{vocab_size}: they must be the same"
+        )
+    if opened.max_model_len < setup.max_model_len:
+        raise ConfigError(
+            f"the draft model {name} reaches {opened.max_model_len} tokens, the served model "
+            f"{setup.max_model_len}: set --context-length {opened.max_model_len}"
+        )
+
+
+def _check_all_read(opened: OpenedModel, what: str, context: ModelContext) -> None:
+    """Raise ``ModelLoadError`` when a built model, or a head, left tensors of the checkpoint unread."""
+    assert isinstance(context.weights, TrackedWeights)
+    context.weights.progress.end()
+    left = context.weights.unread(context.config.tie_word_embeddings)
+    if left:
+        some = ", ".join(left[:5]) + (", ..." if len(left) > 5 else "")
+        raise ModelLoadError(
+            f"{opened.path}: {len(left)} tensors belong to no layer of {what} "
+            f"({some}): this checkpoint is of another architecture than its config says"
+        )
