@@ -64,9 +64,9 @@ def test_inputs_come_from_pinned_memory(tiny_folder: Path, monkeypatch: pytest.M
     steps = Steps(monkeypatch)
     elsewhere(tiny_folder)
     assert sum(n for where, n in JOURNAL.of_kind("pinned").items() if "packed" in where) <= len(steps.waits("launch"))
-    staged = {where for kind, where in JOURNAL.copies if "worker/packed" in where}
+    staged = {where for kind, where in JOURNAL.copies if "runner/packed" in where}
     assert staged
-    assert not [where for where in JOURNAL.of_kind("pageable") if "worker/packed" in where]
+    assert not [where for where in JOURNAL.of_kind("pageable") if "runner/packed" in where]
 
 
 @pytest.fixture
