@@ -17,9 +17,9 @@ import fwk
 from fwk import GrammarRequest, SamplingParams
 from fwk.interfaces.speculative import Drafts, DraftView
 from fwk.types import EngineStats, ScheduledSequence
+from fwk.worker.drafting import draft_ahead
 from fwk.worker.drafting.draft_ahead import ComingDrafts
 from fwk.worker.drafting.draft_tree import DraftTree
-from fwk.worker.drafting import draft_ahead
 from fwk.worker.drafting.verify import Verifier
 from fwk.worker.runner.in_flight import InFlight, Launched
 from fwk_kit.testing.serving import TINY

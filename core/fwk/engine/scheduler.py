@@ -551,9 +551,8 @@ class Scheduler:
         if update.finish_reason is not None:
             self._counters.finished += 1
             self._end(sequence)
-        elif not update.token_ids:
-            return None
-        return self._event(sequence, update)
+            return self._event(sequence, update)
+        return update.event(sequence) if update.token_ids else None
 
     def _event(self, sequence: Sequence, update: SequenceUpdate) -> TokenEvent:
         event = update.event(sequence)
