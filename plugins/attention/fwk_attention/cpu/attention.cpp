@@ -2,10 +2,11 @@
 //
 // A task is some query tokens, one KV head with all query heads that share it (GQA), and a range of keys. Its rows, one per
 // token and query head, go over the keys in tiles: scores S = Q K^T, an online softmax (Milakov and Gimelshein, 2018), and
-// O += P V. For sequences with few rows the keys are split into ranges at fixed positions (split-KV, as in flash decoding); the
-// thread that finishes the last range merges the partial results. A range of keys whose blocks several sequences share is one
-// task for all of them. A row's arithmetic depends on no other row, so results are batch-invariant. Scheduling is dynamic: a
-// preempted thread delays one task.
+// O += P V, by ranges of keys at fixed positions, whose results are joined in their order. For sequences with few rows each
+// range is a task (split-KV, as in flash decoding), and the thread that finishes the last one joins the results; else one task
+// goes over all of them. A range of keys whose blocks several sequences share is one task for all of them. So a row's arithmetic
+// depends on its own place alone: not on other rows, nor on how its prompt was cut or cached. Scheduling is dynamic: a preempted
+// thread delays one task.
 
 #include "blocks.h"
 #include "cache.h"
@@ -70,12 +71,14 @@ struct Step {
         const Tokens* members;
         int64_t head;
         const Piece& next;               // what this thread will probably compute then
-        int rows, last_tile;             // place of the last tile's first key
+        int rows;
+        int first_key;                   // of the range
         int32_t* queries;                // [rows, words]
         float* scores;                   // [rows, MAX_KEYS]; with AMX of one block of rows
         int32_t* weights;                // [rows, MAX_KEYS / N], likewise
         float *sums, *row_sum, *tile_sum;    // [rows, wide], [rows, W], and of a tile
         float *running_max, *factors, *row_max;  // [rows, and up to a whole vector]
+        float* joined;                   // [rows, stride()]: of the ranges before this one
         int32_t *keys, *values, *last;   // [MAX_KEYS, words], [MAX_KEYS / N, wide], [wide]: a repacked tile
         float *key_scales, *value_scales;  // [MAX_KEYS]
     };
@@ -91,15 +94,14 @@ struct Step {
         int tokens = 0;
         for (int m = 0; m < task.num_members; m++) tokens += members[m].count;
         const int rows = tokens * group;
-        scratch.begin(size_t(padded(rows)) * (words + MAX_KEYS * 2 + wide + W * 2 + 3) * 4 +
-                      size_t(MAX_KEYS) * (words + wide + 2) * 4 + wide * 4 + 64 * 14);
-        const int last_tile = task.first_key + (task.last_key - task.first_key - 1) / KEYS * KEYS;
-        Work work{task, members, piece.head, next, rows, last_tile,
+        scratch.begin(size_t(padded(rows)) * (words + MAX_KEYS * 2 + wide + W * 2 + 3 + stride()) * 4 +
+                      size_t(MAX_KEYS) * (words + wide + 2) * 4 + wide * 4 + 64 * 15);
+        Work work{task, members, piece.head, next, rows, task.first_key,
                   scratch.take<int32_t>(rows * words), scratch.take<float>(rows * MAX_KEYS),
                   scratch.take<int32_t>(rows * MAX_KEYS / N), scratch.take<float>(rows * wide),
                   scratch.take<float>(rows * W), scratch.take<float>(rows * W), scratch.take<float>(padded(rows)),
                   scratch.take<float>(padded(rows)), scratch.take<float>(padded(rows)),
-                  scratch.take<int32_t>(MAX_KEYS * words), scratch.take<int32_t>(MAX_KEYS / N * wide),
+                  scratch.take<float>(rows * stride()), scratch.take<int32_t>(MAX_KEYS * words), scratch.take<int32_t>(MAX_KEYS / N * wide),
                   scratch.take<int32_t>(wide), scratch.take<float>(MAX_KEYS), scratch.take<float>(MAX_KEYS)};
         int32_t* to = work.queries;
         for (int m = 0; m < task.num_members; m++)
@@ -110,17 +112,47 @@ struct Step {
                     if constexpr (N == 2) memcpy(to, from, size * sizeof(T));
                     else P::words(from, to, size);
                 }
-        for (int r = 0; r < padded(rows); r++) work.running_max[r] = work.row_max[r] = MINUS_INF;
-        memset(work.row_sum, 0, size_t(rows) * W * 4);
-        for (int start = task.first_key; start < task.last_key; start += KEYS) {
-            if constexpr (!Blocks<P>::ARE_USED) tile(work, start);
-            else tile_by_blocks(work, start);
+        const bool has_one = range_end(task, task.first_key) == task.last_key;
+        if (!has_one) {
+            memset(work.joined, 0, size_t(rows) * stride() * 4);
+            for (int r = 0; r < rows; r++) work.joined[r * stride() + wide] = MINUS_INF;
         }
-        finish(work);
+        for (int end; work.first_key < task.last_key; work.first_key = end) {
+            end = range_end(task, work.first_key);
+            for (int r = 0; r < padded(rows); r++) work.running_max[r] = work.row_max[r] = MINUS_INF;
+            memset(work.row_sum, 0, size_t(rows) * W * 4);
+            for (int start = work.first_key; start < end; start += KEYS) {
+                if constexpr (!Blocks<P>::ARE_USED) tile(work, start);
+                else tile_by_blocks(work, start);
+            }
+            for (int r = 0; r < rows && !has_one; r++)
+                join(work.joined + r * stride(), work.sums + r * wide, work.running_max[r], weight_of(work, r));
+        }
+        finish(work, has_one);
+    }
+
+    int stride() const { return wide + W; }  // from row to row of joined results
+
+    // The end of the range in which a place lies, in a task.
+    int range_end(const Task& task, int place) const {
+        return int(std::min<int64_t>(task.last_key, (place / plan.range + 1) * plan.range));
+    }
+
+    static float weight_of(const Work& work, int row) { return reduce_add(load(work.row_sum + row * W)); }
+
+    // Add the results of a row's next range to those before it: their sums, and after these the maximum and the weight. One
+    // function for all, so that all are rounded alike.
+    __attribute__((noinline)) void join(float* joined, const float* sums, float top, float weight) const {
+        if (top == MINUS_INF && weight == 0) return;
+        const float before = joined[wide], highest = top <= before ? before : top;
+        const float keep = std::exp2(before - highest), scale = std::exp2(top - highest);
+        joined[wide] = highest;
+        joined[wide + 1] = joined[wide + 1] * keep + weight * scale;
+        for (int i = 0; i < wide; i += W) store(joined + i, load(joined + i) * keep + load(sums + i) * scale);
     }
 
     void tile(Work& work, int start) const {
-        const int count = std::min(KEYS, work.task.last_key - start), columns = computed(count);
+        const int count = std::min(KEYS, range_end(work.task, start) - start), columns = computed(count);
         const int64_t head = work.head;
         const int32_t* table = plan.table + work.members->seq * plan.table_width;
         const int32_t *keys[MAX_KEYS / W], *next_keys[MAX_KEYS / W];
@@ -141,7 +173,7 @@ struct Step {
                     memcpy(work.key_scales + g * GROUP, cache.scales(from_k) + offset * 4, GROUP * 4);
                     memcpy(work.value_scales + g * GROUP, cache.scales(from_v) + offset * 4, GROUP * 4);
                 }
-                S* const next = next_of(work, place + KEYS);
+                S* const next = next_of(work, start + count + g * GROUP);
                 if constexpr (IS_DIRECT) {
                     k = (const int32_t*)from_k + offset;
                     v = (const int32_t*)from_v + offset / N * size;
@@ -170,7 +202,7 @@ struct Step {
             }
         }
         const Columns all{keys, next_keys, key_stride};
-        const bool is_first = start == work.task.first_key;
+        const bool is_first = start == work.first_key;
         const bool is_usual = !is_first && count == KEYS && is_whole(work, start, count, 0);
         if (!is_usual || !softmax_in_registers(work, all)) {
             int column = 0;
@@ -189,7 +221,7 @@ struct Step {
         if (!layer.is_tiled) return groups;
         const int32_t* table = plan.table + plan.members[task.first_member].seq * plan.table_width;
         const int block_size = int(layer.block_size);
-        groups.count = computed(std::min(KEYS, task.last_key - start)) / GROUP;
+        groups.count = computed(std::min(KEYS, range_end(task, start) - start)) / GROUP;
         groups.stride = (is_value ? GROUP : block_size) * N * int(sizeof(S));
         int block = start / block_size, offset = start % block_size;
         for (int g = 0; g < groups.count; g++) {
@@ -204,8 +236,9 @@ struct Step {
     // A tile by AMX, a block of rows at a time. The next operands are prefetched to L1: few prefetches are in flight at a
     // time, and lines in L2 would take a second one.
     void tile_by_blocks(Work& work, int start) const {
-        const int count = std::min(KEYS, work.task.last_key - start), groups = computed(count) / GROUP;
-        const bool is_first = start == work.task.first_key, is_last = start == work.last_tile;
+        const int end_of_range = range_end(work.task, start), after = std::min(start + KEYS, end_of_range);
+        const int count = after - start, groups = computed(count) / GROUP;
+        const bool is_first = start == work.first_key, is_last = after == work.task.last_key;
         const bool is_single = work.rows <= Blocks<P>::ROWS;
         const int32_t* operands[MAX_KEYS / GROUP];
         for (int g = 0; g < groups && !layer.is_tiled; g++) {
@@ -216,7 +249,7 @@ struct Step {
         const Groups values = groups_of(work.task, work.head, start, true);
         const Task& next = is_last ? *work.next.task : work.task;
         const int64_t next_head = is_last ? work.next.head : work.head;
-        const int next_start = is_last ? next.first_key : start + KEYS;
+        const int next_start = is_last ? next.first_key : after;
         const Groups next_keys = groups_of(next, next_head, next_start, false);
         const Groups next_values = is_single ? values : groups_of(next, next_head, next_start, true);
 
@@ -307,7 +340,7 @@ struct Step {
         const Task* task = &work.task;
         int64_t head = work.head;
         if (place >= task->last_key) {
-            place -= work.last_tile + KEYS;
+            place -= task->last_key;
             task = work.next.task, head = work.next.head;
             place = std::min<int64_t>(place + task->first_key, task->last_key - 1);
         }
@@ -422,7 +455,7 @@ struct Step {
             store(work.running_max + r, top);
             store(work.row_max + r, top == none ? vf{} : top);  // all masked so far: any finite number serves
         }
-        for (int r = first; r < last && start > work.task.first_key; r++)
+        for (int r = first; r < last && start > work.first_key; r++)
             for (int i = r * wide; i < (r + 1) * wide && work.factors[r] != 1.0f; i += W)
                 store(work.sums + i, load(work.sums + i) * work.factors[r]);
         if (columns == KEYS) exponents(work, scale, KEYS, first, last);
@@ -494,10 +527,10 @@ struct Step {
         }
     }
 
-    void finish(Work& work) const {
-        const int64_t stride = wide + 2, heads = layer.num_kv_heads;
+    void finish(Work& work, bool has_one) const {
+        const int64_t heads = layer.num_kv_heads;
         auto place = [&](int64_t part, int r) {
-            return plan.parts + ((part * heads + work.head) * plan.part_rows + r) * stride;
+            return plan.parts + ((part * heads + work.head) * plan.part_rows + r) * (wide + 2);
         };
         int row = 0;
         for (int m = 0; m < work.task.num_members; m++) {
@@ -505,8 +538,11 @@ struct Step {
             const int rows = member.count * group;
             for (int r = 0; r < rows; r++, row++) {
                 const float* sums = work.sums + row * wide;
-                const float weight = reduce_add(load(work.row_sum + row * W));
-                if (member.part < 0) {
+                const float weight = weight_of(work, row);
+                if (!has_one) {
+                    const float* joined = work.joined + row * stride();
+                    write(member, work.head, r, joined, 1.0f / joined[wide + 1]);
+                } else if (member.part < 0) {
                     write(member, work.head, r, sums, 1.0f / weight);
                 } else {
                     float* to = place(member.part, r);
@@ -526,21 +562,11 @@ struct Step {
 
     template <class F>
     void merge(const Tokens& member, int64_t head, int row, F part) const {
-        float merged[wide] __attribute__((aligned(64)));
-        memset(merged, 0, wide * 4);
-        float top = MINUS_INF, total = 0;
-        for (int p = 0; p < member.num_parts; p++) {
-            const float x = part(p)[wide];
-            if (!(x <= top)) top = x;
-        }
-        for (int p = 0; p < member.num_parts; p++) {
-            const float* x = part(p);
-            if (x[wide] == MINUS_INF && x[wide + 1] == 0) continue;
-            const float scale = std::exp2(x[wide] - top);
-            total += x[wide + 1] * scale;
-            for (int i = 0; i < wide; i += W) store(merged + i, load(merged + i) + load(x + i) * scale);
-        }
-        write(member, head, row, merged, 1.0f / total);
+        float joined[wide + W] __attribute__((aligned(64)));
+        memset(joined, 0, wide * 4 + W * 4);
+        joined[wide] = MINUS_INF;
+        for (int p = 0; p < member.num_parts; p++) join(joined, part(p), part(p)[wide], part(p)[wide + 1]);
+        write(member, head, row, joined, 1.0f / joined[wide + 1]);
     }
 
     void write(const Tokens& member, int64_t head, int row, const float* sums, float scale) const {

@@ -38,6 +38,7 @@ struct Plan {
     float* parts;              // [num_parts, num_kv_heads, part_rows, padded head size + 2]
     int32_t* finished;         // [num_parts, num_kv_heads] of zeros
     int64_t table_width, tree_width, num_tasks, num_tokens, part_rows;
+    int64_t range;             // keys whose results are joined with those before them: a multiple of those of a tile
 };
 
 struct Layer {
@@ -64,8 +65,7 @@ struct Question {  // what a plan is made for
     const int32_t* table;        // [num_seqs, table_width]
     const uint8_t* wanted;       // [num_tokens] whether a token's output is needed; null: all are
     int64_t num_seqs, table_width, block_size, group, window, is_tree;
-    // Rows of a task; up to few_rows, keys are split into ranges of `range`. None is split where few_rows is 0: then a
-    // row's numbers do not depend on how many others there are.
+    // Rows of a task; up to few_rows, each range of `range` keys is a task.
     int64_t max_rows, few_rows, range;
 };
 
