@@ -9,6 +9,7 @@ from fwk.config import Config
 from fwk.errors import ConfigError
 from fwk.interfaces.feature import FeatureRun, FeatureSpec
 from fwk.plugins import PluginFactory, PluginSet, Registered, choose, taking_part
+from fwk.plugins.options import flag
 
 
 def declared(factory: PluginFactory) -> Iterator[tuple[Registered, FeatureSpec, Any]]:
@@ -45,7 +46,7 @@ def refuse_without_server(config: Config, plugins: PluginSet) -> None:
     for item, spec, _ in declared(PluginFactory(plugins, config.plugin_options)):
         if spec.needs_server:
             given = config.plugin_options.get(item.key, {})
-            shown = [f"--{name.replace('_', '-')} {given[name]}" for name in spec.enabled_by if name in given]
+            shown = [f"{flag(name)} {given[name]}" for name in spec.enabled_by if name in given]
             raise ConfigError(
                 f"{' and '.join(shown) or item.key} is for fwk serve: fwk.LLM has no server, so leave it out"
             )

@@ -16,11 +16,14 @@ from fwk.interfaces.dialect import FEATURE_FIELDS, EmbedInput, GenerateInput, Ou
 from fwk.interfaces.feature import FeatureSpec, RequestPart, ServerPart, ServerPartContext
 from fwk.interfaces.lifecycle import PluginLifecycle
 from fwk.plugins import PluginFactory, PluginSet, Registered, build
+from fwk.plugins.options import flag
 from fwk.types import Features
 from fwk.types.sampling import FEATURE_FIELDS as SAMPLING_FIELDS
 from fwk.types.sampling import SamplingParams
 
 T = TypeVar("T")
+
+NO_PART = "it has no part in this process"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +84,8 @@ class ServerFeatures:
         item = None if self._plugins is None else self._plugins.by_family.get("features", {}).get(feature)
         how = "none of that name is installed: install a package that has it"
         if item is not None:
-            flags = " or ".join("--" + name.replace("_", "-") for name in item.declaration.enabled_by)
-            how = f"start with {flags}" if flags else "it has no part in this process"
+            flags = " or ".join(map(flag, item.declaration.enabled_by))
+            how = f"start with {flags}" if flags else NO_PART
         raise InvalidRequest(f"{what} needs the feature {feature!r}: {how}", what)
 
     def open(self, item: GenerateInput | EmbedInput, caller: str = "", *, waits: bool = True) -> RequestFeatures | None:
@@ -187,7 +190,7 @@ def at_once(call: Coroutine[Any, Any, T]) -> T:
 
 
 def run(call: Awaitable[T]) -> T:
-    """Wait for a call outside of any event loop, or beside one that runs in this thread, as in a notebook."""
+    """Wait for a call outside of any event loop, or while one runs in this thread, as in a notebook."""
 
     async def wait() -> T:
         return await call
@@ -223,7 +226,7 @@ def build_server_features(
 
 
 def method_owner(plugins: PluginSet, method: str) -> str | None:
-    """The feature, on or off, of whose ``FeatureSpec.methods`` this is one; None where nobody's is."""
+    """The feature, on or off, that has the method among its ``FeatureSpec.methods``; None: none has."""
     specs = [item.declaration for item in plugins.family("features")]
     return next((spec.name for spec in specs if isinstance(spec, FeatureSpec) and method in spec.methods), None)
 
@@ -250,6 +253,8 @@ def _refused(plugins: PluginSet, on: Container[str]) -> dict[str, str]:
         if owner is None:
             found[name] = "needs a feature that is not installed (fwk plugins list): install the plugin that has it"
         elif owner.name not in on:
-            flags = " or ".join(f"--{option.replace('_', '-')}" for option in owner.enabled_by)
-            found[name] = f"needs an engine started with {flags}"
+            flags = " or ".join(map(flag, owner.enabled_by))
+            found[name] = (
+                f"needs an engine started with {flags}" if flags else f"needs the feature {owner.name!r}: {NO_PART}"
+            )
     return found

@@ -259,7 +259,7 @@ class ServerPart:
         """
 
     def trouble(self) -> str | None:
-        """What of it cannot be used while the server goes on serving: /health says so. O(1)."""
+        """What of it cannot be used while the server continues to serve: /health says so. O(1)."""
         return None
 
     async def engine_begins(self, ask: Ask) -> None:
@@ -337,7 +337,7 @@ class Blocks(Protocol):
         ...
 
     def hold(self, sequence: FeatureSequence, num_tokens: int) -> HeldBlocks | None:
-        """Keep the full blocks of a running sequence's first tokens, whatever becomes of it, until ``let_go``.
+        """Keep the full blocks of a running sequence's first tokens until ``let_go``, also after it has ended.
 
         Those that the prefix cache has, and with them all that it has of the sequence; None where it has none of them.
         """
@@ -490,7 +490,7 @@ class EnginePart(Gate):
 
     @property
     def is_busy(self) -> bool:
-        """Whether steps must go on though nothing is waiting or running."""
+        """Whether the engine must continue to step though nothing is waiting or running."""
         return False
 
     def stats(self) -> msgspec.Struct | None:

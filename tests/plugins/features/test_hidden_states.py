@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from importlib.metadata import entry_points
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +15,6 @@ import fwk
 from fwk import Facts, SamplingParams
 from fwk.errors import ConfigError, InvalidRequest
 from fwk.interfaces.feature import EnginePartContext
-from fwk.plugins import discover
 from fwk.types import Request
 from fwk_features.hidden_states import NewStates, StepStates, features
 from fwk_features.hidden_states.engine import HiddenStatesEngine
@@ -84,15 +82,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("tiny")
     (made / "config.json").write_text(json.dumps(TINY))
     return made
-
-
-def test_where_the_feature_is_not_installed_requests_are_refused(folder: Path) -> None:
-    points: list[Any] = [point for point in entry_points(group="fwk") if point.name != "features.hidden_states"]
-    plugins = discover(points=[point for point in points if point.dist.name == "fwk"])
-    with fwk.LLM(str(folder), plugins=plugins, **OPTIONS) as llm:
-        with pytest.raises(InvalidRequest, match="return_hidden_states needs a feature that is not installed"):
-            llm.generate([[1, 2, 3]], ASKS)
-        assert llm.generate([[1, 2, 3]], SamplingParams(max_tokens=2))[0].hidden_states == []
 
 
 def test_a_model_that_generates_nothing_has_none_to_return(tmp_path: Path) -> None:

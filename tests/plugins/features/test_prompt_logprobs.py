@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from importlib.metadata import entry_points
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +16,6 @@ from fwk import SamplingParams
 from fwk.errors import InvalidRequest
 from fwk.interfaces.dialect import EmbedInput, GenerateInput, OutputDelta
 from fwk.interfaces.feature import EnginePartContext
-from fwk.plugins import discover
 from fwk.types import Request, TokenLogprobs
 from fwk_features.prompt_logprobs import PromptScores, Scored, StepScores, features
 from fwk_features.prompt_logprobs.engine import PromptLogprobsEngine
@@ -98,15 +96,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("tiny")
     (made / "config.json").write_text(json.dumps(TINY))
     return made
-
-
-def test_where_the_feature_is_not_installed_requests_are_refused(folder: Path) -> None:
-    points: list[Any] = [point for point in entry_points(group="fwk") if point.name != "features.prompt_logprobs"]
-    plugins = discover(points=[point for point in points if point.dist.name == "fwk"])
-    with fwk.LLM(str(folder), plugins=plugins, **OPTIONS) as llm:
-        with pytest.raises(InvalidRequest, match="prompt_logprobs needs a feature that is not installed"):
-            llm.generate([[1, 2, 3]], ASKS)
-        assert llm.generate([[1, 2, 3]], SamplingParams(max_tokens=2))[0].prompt_logprobs is None
 
 
 def test_several_sequences_of_a_prompt(folder: Path) -> None:

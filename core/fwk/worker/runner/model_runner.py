@@ -105,7 +105,8 @@ class ModelRunner:
         self._drafting.follow(forward)
         if self._drafting.is_early or (self._drafting.moves_early and step.stored is not None):
             step.late = LateRows.of(self._table, forward, step.rows, self._sampling.send)
-            if step.hidden is not None and not all(self._table.runs_ahead[s.slot] for s in batch.sequences):
+            assert step.rows.plan is not None
+            if step.hidden is not None and not self._table.runs_ahead[step.rows.plan[0]].all():
                 step.hidden = hidden.clone()  # some is read when the step is collected, and another was launched then
         pending = in_flight.add(step)
         step.seconds = time.perf_counter() - started - step.drafting
