@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from fwk.interfaces.declaration import Facts
 
 WHY_NOT = {
@@ -15,9 +17,12 @@ WHY_NOT = {
 """By what a run needs of an attention backend."""
 
 
-def why_not_deterministic(facts: Facts) -> str | None:
-    """Why a backend that offers ``deterministic`` cannot hold it in such a run; None where it can, or need not."""
+def why_not_deterministic(facts: Facts, holds: Container[str] = ()) -> str | None:
+    """Why a backend that offers ``deterministic`` cannot hold it in such a run; None where it can, or need not.
+
+    holds: of ``WHY_NOT``, those that are no reason for this backend.
+    """
     if not facts.is_deterministic:
         return None
-    why = next((why for feature, why in WHY_NOT.items() if feature in facts.features), None)
+    why = next((why for feature, why in WHY_NOT.items() if feature in facts.features and feature not in holds), None)
     return None if why is None else f"{why} (--enable-deterministic-inference)"

@@ -2,10 +2,11 @@
 //
 // A task is some query tokens, one KV head with all query heads that share it (GQA), and a range of keys. Its rows, one per
 // token and query head, go over the keys in tiles: scores S = Q K^T, an online softmax (Milakov and Gimelshein, 2018), and
-// O += P V. For sequences with few rows the keys are split into ranges at fixed positions (split-KV, as in flash decoding); the
-// thread that finishes the last range merges the partial results. A range of keys whose blocks several sequences share is one
-// task for all of them. A row's arithmetic depends on no other row, so results are batch-invariant. Scheduling is dynamic: a
-// preempted thread delays one task.
+// O += P V, by ranges of keys at fixed positions, whose results are joined in their order. For sequences with few rows each
+// range is a task (split-KV, as in flash decoding), and the thread that finishes the last one joins the results; else one task
+// goes over all of them. A range of keys whose blocks several sequences share is one task for all of them. So a row's arithmetic
+// depends on its own place alone: not on other rows, nor on how its prompt was cut or cached. Scheduling is dynamic: a preempted
+// thread delays one task.
 
 #include "blocks.h"
 #include "cache.h"
@@ -19,8 +20,11 @@ namespace {
 constexpr int TOKENS_PER_CHUNK = 16;  // tokens whose K and V are stored at a time
 constexpr int MIN_PARALLEL_TASKS = 16;  // tasks from which heads are not distributed one by one
 constexpr int PREFETCH_LINES = 8;  // cache lines per prefetch
-constexpr float SPAN = 8;  // powers of two by which a score may exceed the reference maximum before the accumulator is rescaled
-constexpr float MAX_WEIGHT_SUM = 250;  // a bit less than 2^SPAN
+// Powers of two by which a score may exceed a row's reference before its sums are rescaled, and by which the first scores of a
+// range may differ from 0 for 0 to be its reference: floats and bfloat16 are as precise there, and far from their ends.
+constexpr float SPAN = 60;
+constexpr float MAX_WEIGHT_SUM = 0x1p59f;  // of some keys: none of them exceeds the reference by SPAN
+constexpr float MIN_WEIGHT_SUM = 0x1p-50f;  // of up to 1,000 keys: the largest is above 2^-SPAN
 
 inline int padded(int64_t size) { return int((size + 15) / 16 * 16); }
 inline int computed(int count) { return (count + GROUP - 1) / GROUP * GROUP; }  // keys of a tile, padded to whole groups
@@ -65,17 +69,27 @@ struct Step {
         int head;
     };
 
+    struct Outcome {  // of rows with some keys: sum of weights times values, of weights by lane, and what they are relative to
+        float *sums, *weights, *references;  // [rows, wide], [rows, W], [rows, and up to a whole vector]
+    };
+
+    Outcome outcome(int rows) const {
+        return {scratch.take<float>(rows * wide), scratch.take<float>(rows * W), scratch.take<float>(padded(rows))};
+    }
+
     struct Work {
         const Task& task;
         const Tokens* members;
         int64_t head;
         const Piece& next;               // what this thread will probably compute then
-        int rows, last_tile;             // place of the last tile's first key
+        int rows;
+        int first_key;                   // of the range
         int32_t* queries;                // [rows, words]
         float* scores;                   // [rows, MAX_KEYS]; with AMX of one block of rows
         int32_t* weights;                // [rows, MAX_KEYS / N], likewise
-        float *sums, *row_sum, *tile_sum;    // [rows, wide], [rows, W], and of a tile
-        float *running_max, *factors, *row_max;  // [rows, and up to a whole vector]
+        Outcome range, joined;           // of this range of keys, and of those before it
+        float* tile_sum;                 // [rows, W]
+        float *factors, *row_max;        // [rows, and up to a whole vector]
         int32_t *keys, *values, *last;   // [MAX_KEYS, words], [MAX_KEYS / N, wide], [wide]: a repacked tile
         float *key_scales, *value_scales;  // [MAX_KEYS]
     };
@@ -91,13 +105,11 @@ struct Step {
         int tokens = 0;
         for (int m = 0; m < task.num_members; m++) tokens += members[m].count;
         const int rows = tokens * group;
-        scratch.begin(size_t(padded(rows)) * (words + MAX_KEYS * 2 + wide + W * 2 + 3) * 4 +
-                      size_t(MAX_KEYS) * (words + wide + 2) * 4 + wide * 4 + 64 * 14);
-        const int last_tile = task.first_key + (task.last_key - task.first_key - 1) / KEYS * KEYS;
-        Work work{task, members, piece.head, next, rows, last_tile,
+        scratch.begin(size_t(padded(rows)) * (words + MAX_KEYS * 2 + wide * 2 + W * 3 + 4) * 4 +
+                      size_t(MAX_KEYS) * (words + wide + 2) * 4 + wide * 4 + 64 * 17);
+        Work work{task, members, piece.head, next, rows, task.first_key,
                   scratch.take<int32_t>(rows * words), scratch.take<float>(rows * MAX_KEYS),
-                  scratch.take<int32_t>(rows * MAX_KEYS / N), scratch.take<float>(rows * wide),
-                  scratch.take<float>(rows * W), scratch.take<float>(rows * W), scratch.take<float>(padded(rows)),
+                  scratch.take<int32_t>(rows * MAX_KEYS / N), outcome(rows), outcome(rows), scratch.take<float>(rows * W),
                   scratch.take<float>(padded(rows)), scratch.take<float>(padded(rows)),
                   scratch.take<int32_t>(MAX_KEYS * words), scratch.take<int32_t>(MAX_KEYS / N * wide),
                   scratch.take<int32_t>(wide), scratch.take<float>(MAX_KEYS), scratch.take<float>(MAX_KEYS)};
@@ -110,17 +122,51 @@ struct Step {
                     if constexpr (N == 2) memcpy(to, from, size * sizeof(T));
                     else P::words(from, to, size);
                 }
-        for (int r = 0; r < padded(rows); r++) work.running_max[r] = work.row_max[r] = MINUS_INF;
-        memset(work.row_sum, 0, size_t(rows) * W * 4);
-        for (int start = task.first_key; start < task.last_key; start += KEYS) {
-            if constexpr (!Blocks<P>::ARE_USED) tile(work, start);
-            else tile_by_blocks(work, start);
+        for (int end; work.first_key < task.last_key; work.first_key = end) {
+            end = range_end(task, work.first_key);
+            for (int r = 0; r < padded(rows); r++) work.range.references[r] = work.row_max[r] = MINUS_INF;
+            memset(work.range.weights, 0, size_t(rows) * W * 4);
+            for (int start = work.first_key; start < end; start = tile_end(task, start)) {
+                if constexpr (!Blocks<P>::ARE_USED) tile(work, start);
+                else tile_by_blocks(work, start);
+            }
+            if (work.first_key == task.first_key) std::swap(work.range, work.joined);
+            else join(work.joined, work.range, rows);
         }
         finish(work);
     }
 
+    // The end of the range in which a place lies, in a task.
+    int range_end(const Task& task, int place) const {
+        return int(std::min<int64_t>(task.last_key, (place / plan.range + 1) * plan.range));
+    }
+
+    // The end of the tile in which a place lies: tiles, too, end at fixed places.
+    int tile_end(const Task& task, int place) const {
+        return std::min((place / KEYS + 1) * KEYS, range_end(task, place));
+    }
+
+    // Add the outcome of rows with the next range of keys to that with those before.
+    __attribute__((noinline)) void join(const Outcome& to, const Outcome& next, int rows) const {
+        if (!memcmp(to.references, next.references, rows * sizeof(float))) {  // the same as below
+            for (int i = 0; i < rows * wide; i += W) store(to.sums + i, load(to.sums + i) + load(next.sums + i));
+            for (int i = 0; i < rows * W; i += W) store(to.weights + i, load(to.weights + i) + load(next.weights + i));
+            return;
+        }
+        for (int r = 0; r < rows; r++) {
+            const float before = to.references[r], after = next.references[r], most = after <= before ? before : after;
+            if (after == MINUS_INF) continue;  // it sees none of the keys
+            const float keep = before == most ? 1 : std::exp2(before - most);
+            const float scale = after == most ? 1 : std::exp2(after - most);
+            auto add = [&](float* x, const float* y) { store(x, load(x) * keep + load(y) * scale); };
+            to.references[r] = most;
+            for (int i = r * wide; i < (r + 1) * wide; i += W) add(to.sums + i, next.sums + i);
+            add(to.weights + r * W, next.weights + r * W);
+        }
+    }
+
     void tile(Work& work, int start) const {
-        const int count = std::min(KEYS, work.task.last_key - start), columns = computed(count);
+        const int count = tile_end(work.task, start) - start, columns = computed(count);
         const int64_t head = work.head;
         const int32_t* table = plan.table + work.members->seq * plan.table_width;
         const int32_t *keys[MAX_KEYS / W], *next_keys[MAX_KEYS / W];
@@ -141,7 +187,7 @@ struct Step {
                     memcpy(work.key_scales + g * GROUP, cache.scales(from_k) + offset * 4, GROUP * 4);
                     memcpy(work.value_scales + g * GROUP, cache.scales(from_v) + offset * 4, GROUP * 4);
                 }
-                S* const next = next_of(work, place + KEYS);
+                S* const next = next_of(work, start + count + g * GROUP);
                 if constexpr (IS_DIRECT) {
                     k = (const int32_t*)from_k + offset;
                     v = (const int32_t*)from_v + offset / N * size;
@@ -170,9 +216,9 @@ struct Step {
             }
         }
         const Columns all{keys, next_keys, key_stride};
-        const bool is_first = start == work.task.first_key;
-        const bool is_usual = !is_first && count == KEYS && is_whole(work, start, count, 0);
-        if (!is_usual || !softmax_in_registers(work, all)) {
+        const bool is_first = start == work.first_key;
+        const bool is_usual = count == KEYS && is_whole(work, start, count, 0);
+        if (!is_usual || !softmax_in_registers(work, all, is_first)) {
             int column = 0;
             score_columns<COLS>(work, all, columns / W, column);
             score_columns<2>(work, all, columns / W, column);
@@ -189,7 +235,7 @@ struct Step {
         if (!layer.is_tiled) return groups;
         const int32_t* table = plan.table + plan.members[task.first_member].seq * plan.table_width;
         const int block_size = int(layer.block_size);
-        groups.count = computed(std::min(KEYS, task.last_key - start)) / GROUP;
+        groups.count = computed(tile_end(task, start) - start) / GROUP;
         groups.stride = (is_value ? GROUP : block_size) * N * int(sizeof(S));
         int block = start / block_size, offset = start % block_size;
         for (int g = 0; g < groups.count; g++) {
@@ -204,8 +250,8 @@ struct Step {
     // A tile by AMX, a block of rows at a time. The next operands are prefetched to L1: few prefetches are in flight at a
     // time, and lines in L2 would take a second one.
     void tile_by_blocks(Work& work, int start) const {
-        const int count = std::min(KEYS, work.task.last_key - start), groups = computed(count) / GROUP;
-        const bool is_first = start == work.task.first_key, is_last = start == work.last_tile;
+        const int after = tile_end(work.task, start), count = after - start, groups = computed(count) / GROUP;
+        const bool is_first = start == work.first_key, is_last = after == work.task.last_key;
         const bool is_single = work.rows <= Blocks<P>::ROWS;
         const int32_t* operands[MAX_KEYS / GROUP];
         for (int g = 0; g < groups && !layer.is_tiled; g++) {
@@ -216,7 +262,7 @@ struct Step {
         const Groups values = groups_of(work.task, work.head, start, true);
         const Task& next = is_last ? *work.next.task : work.task;
         const int64_t next_head = is_last ? work.next.head : work.head;
-        const int next_start = is_last ? next.first_key : start + KEYS;
+        const int next_start = is_last ? next.first_key : after;
         const Groups next_keys = groups_of(next, next_head, next_start, false);
         const Groups next_values = is_single ? values : groups_of(next, next_head, next_start, true);
 
@@ -234,7 +280,7 @@ struct Step {
             seen = std::max(seen, 1);
             const int some = computed(seen) / GROUP;
             const int32_t* queries = work.queries + row * words;
-            float* sums = work.sums + row * wide;
+            float* sums = work.range.sums + row * wide;
             if (end < work.rows) Blocks<P>::score(rows, queries, words, columns, some, work.scores, fetch_none);
             else Blocks<P>::score(rows, queries, words, columns, some, work.scores, fetch_values);
             online_softmax(work, start, seen, row, end);
@@ -307,7 +353,7 @@ struct Step {
         const Task* task = &work.task;
         int64_t head = work.head;
         if (place >= task->last_key) {
-            place -= work.last_tile + KEYS;
+            place -= task->last_key;
             task = work.next.task, head = work.next.head;
             place = std::min<int64_t>(place + task->first_key, task->last_key - 1);
         }
@@ -326,14 +372,14 @@ struct Step {
     }
 
     // Online softmax of a tile without masked keys, while its scores are in registers; the same result as `online_softmax`.
-    // Returns false, having changed nothing, if a score may exceed the running maximum by more than SPAN.
-    bool softmax_in_registers(Work& work, const Columns& keys) const {
+    // Returns false, having changed nothing, if a row may need another reference.
+    bool softmax_in_registers(Work& work, const Columns& keys, bool is_first) const {
         const float scale = layer.scale * LOG2_E;
-        vf lane_max = splat(MINUS_INF);
+        vf lane_max = splat(MINUS_INF), lane_min = splat(1.0f);
         for (int column = 0; column < KEYS / W; column += COLS) {
             const Columns some{keys.at + column, keys.next + column, keys.stride};
-            auto put = [=, &lane_max, &work](int row, const vf (&sums)[COLS]) {
-                const float reference = work.running_max[row];
+            auto put = [=, &lane_max, &lane_min, &work](int row, const vf (&sums)[COLS]) {
+                const float reference = is_first ? 0 : work.range.references[row];
                 vf total = column ? load(work.tile_sum + row * W) : vf{};
                 auto weight_of = [&](int i) {
                     const vf e = vexp2<IS_EXACT>(sums[i / W] * scale - reference);
@@ -345,11 +391,16 @@ struct Step {
                     P::pack(work.weights + (row * MAX_KEYS + column * W + i) / N, i, COLS * W, weight_of);
                 store(work.tile_sum + row * W, total);
                 lane_max = vmax(total, lane_max);
+                lane_min = total < lane_min ? total : lane_min;
             };
             score_rows<P, COLS>(work.rows, work.queries, words, some, words, put);
         }
         if (reduce_max(lane_max) > MAX_WEIGHT_SUM) return false;
-        for (int i = 0; i < work.rows * W; i += W) store(work.row_sum + i, load(work.row_sum + i) + load(work.tile_sum + i));
+        if (is_first) {
+            if (reduce_max(-lane_min) > -MIN_WEIGHT_SUM) return false;
+            memset(work.range.references, 0, work.rows * sizeof(float));
+        }
+        for (int i = 0; i < work.rows * W; i += W) store(work.range.weights + i, load(work.range.weights + i) + load(work.tile_sum + i));
         return true;
     }
 
@@ -357,7 +408,7 @@ struct Step {
     void accumulate_pv_columns(Work& work, const Values* values, int num_values, int at, bool is_first) const {
         Values part[MAX_KEYS / GROUP + 1];
         for (int i = 0; i < num_values; i++) part[i] = {values[i].at + at, values[i].next + at, values[i].rows};
-        accumulate_pv_rows<P, C>(work.rows, work.weights, part, num_values, wide, work.sums + at, wide, is_first);
+        accumulate_pv_rows<P, C>(work.rows, work.weights, part, num_values, wide, work.range.sums + at, wide, is_first);
     }
 
     // Repack a group's keys and values from rows to a tile. Words of missing keys are zero.
@@ -406,9 +457,9 @@ struct Step {
         }
     }
 
-    // Online softmax over one tile. The running maximum is only updated when a score exceeds it by SPAN (as in
-    // FlashAttention-4), which saves rescaling the accumulator; floats are as precise there. Three passes over the rows, to
-    // avoid the latency of one row's maximum.
+    // Online softmax over one tile. A row's reference, the running maximum or 0, is only updated when a score exceeds it by SPAN
+    // (as in FlashAttention-4), which saves rescaling the accumulator. Three passes over the rows, to avoid the latency of one
+    // row's maximum.
     void online_softmax(Work& work, int start, int count, int first, int last) const {
         const bool is_scaled = IS_QUANTISED<S> || layer.soft_cap != 0;
         const float scale = is_scaled ? 1.0f : layer.scale * LOG2_E;  // to units of the binary logarithm
@@ -416,15 +467,16 @@ struct Step {
         hide(work, start, count, first, last);
         find_row_max(work, scale, columns, first, last);
         for (int r = first; r < last; r += W) {
-            const vf none = splat(MINUS_INF), before = load(work.running_max + r), peak = load(work.row_max + r);
-            const vf top = peak > before + SPAN ? peak : before;
+            const vf none = splat(MINUS_INF), before = load(work.range.references + r), peak = load(work.row_max + r);
+            const vi is_near = (before == none) & (peak >= -SPAN) & (peak <= SPAN);
+            const vf top = is_near ? vf{} : peak > before + SPAN ? peak : before;
             store(work.factors + r, before == none ? vf{} : vexp2<true>(before - top));
-            store(work.running_max + r, top);
+            store(work.range.references + r, top);
             store(work.row_max + r, top == none ? vf{} : top);  // all masked so far: any finite number serves
         }
-        for (int r = first; r < last && start > work.task.first_key; r++)
+        for (int r = first; r < last && start > work.first_key; r++)
             for (int i = r * wide; i < (r + 1) * wide && work.factors[r] != 1.0f; i += W)
-                store(work.sums + i, load(work.sums + i) * work.factors[r]);
+                store(work.range.sums + i, load(work.range.sums + i) * work.factors[r]);
         if (columns == KEYS) exponents(work, scale, KEYS, first, last);
         else exponents(work, scale, columns, first, last);
     }
@@ -454,7 +506,7 @@ struct Step {
             };
             int32_t* weights = work.weights + (r - first) * (MAX_KEYS / N);
             for (int i = 0; i < columns; i += N * W) P::pack(weights + i / N, i, columns, weight_of);
-            store(work.row_sum + r * W, load(work.row_sum + r * W) * work.factors[r] + total);
+            store(work.range.weights + r * W, load(work.range.weights + r * W) * work.factors[r] + total);
         }
     }
 
@@ -494,60 +546,45 @@ struct Step {
         }
     }
 
-    void finish(Work& work) const {
-        const int64_t stride = wide + 2, heads = layer.num_kv_heads;
-        auto place = [&](int64_t part, int r) {
-            return plan.parts + ((part * heads + work.head) * plan.part_rows + r) * stride;
+    __attribute__((noinline)) void finish(Work& work) const {
+        const int64_t heads = layer.num_kv_heads;
+        auto rows_of = [&](const Outcome& all, int row) {
+            return Outcome{all.sums + row * wide, all.weights + row * W, all.references + row};
+        };
+        auto part = [&](int64_t index) {  // its sums, weights and references lie one after another
+            float* at = plan.parts + (index * heads + work.head) * plan.part_rows * (wide + W + 1);
+            return Outcome{at, at + plan.part_rows * wide, at + plan.part_rows * (wide + W)};
         };
         int row = 0;
         for (int m = 0; m < work.task.num_members; m++) {
             const Tokens& member = work.members[m];
             const int rows = member.count * group;
-            for (int r = 0; r < rows; r++, row++) {
-                const float* sums = work.sums + row * wide;
-                const float weight = reduce_add(load(work.row_sum + row * W));
-                if (member.part < 0) {
-                    write(member, work.head, r, sums, 1.0f / weight);
-                } else {
-                    float* to = place(member.part, r);
-                    memcpy(to, sums, wide * 4);
-                    to[wide] = work.running_max[row];
-                    to[wide + 1] = weight;
-                }
+            const Outcome own = rows_of(work.joined, row);
+            row += rows;
+            if (member.part < 0) {
+                write(member, work.head, own, rows);
+                continue;
             }
-            if (member.part < 0) continue;
+            const Outcome to = part(member.part), first = part(member.first_part);
+            memcpy(to.sums, own.sums, size_t(rows) * wide * 4);
+            memcpy(to.weights, own.weights, size_t(rows) * W * 4);
+            memcpy(to.references, own.references, size_t(rows) * 4);
             int32_t* counter = plan.finished + member.first_part * heads + work.head;
             if (__atomic_add_fetch(counter, 1, __ATOMIC_ACQ_REL) < member.num_parts) continue;
             *counter = 0;  // for the next layer
-            for (int r = 0; r < rows; r++)
-                merge(member, work.head, r, [&](int64_t p) { return place(member.first_part + p, r); });
+            for (int p = 1; p < member.num_parts; p++) join(first, part(member.first_part + p), rows);
+            write(member, work.head, first, rows);
         }
     }
 
-    template <class F>
-    void merge(const Tokens& member, int64_t head, int row, F part) const {
-        float merged[wide] __attribute__((aligned(64)));
-        memset(merged, 0, wide * 4);
-        float top = MINUS_INF, total = 0;
-        for (int p = 0; p < member.num_parts; p++) {
-            const float x = part(p)[wide];
-            if (!(x <= top)) top = x;
+    void write(const Tokens& member, int64_t head, const Outcome& from, int rows) const {
+        for (int r = 0; r < rows; r++) {
+            const float *sums = from.sums + r * wide, scale = 1.0f / reduce_add(load(from.weights + r * W));
+            T* to = out + ((member.first + r / group) * layer.num_heads + head * group + r % group) * size;
+            int i = 0;
+            for (; i + W <= size; i += W) store(to + i, load(sums + i) * scale);
+            for (; i < size; i++) store_one(to + i, sums[i] * scale);
         }
-        for (int p = 0; p < member.num_parts; p++) {
-            const float* x = part(p);
-            if (x[wide] == MINUS_INF && x[wide + 1] == 0) continue;
-            const float scale = std::exp2(x[wide] - top);
-            total += x[wide + 1] * scale;
-            for (int i = 0; i < wide; i += W) store(merged + i, load(merged + i) + load(x + i) * scale);
-        }
-        write(member, head, row, merged, 1.0f / total);
-    }
-
-    void write(const Tokens& member, int64_t head, int row, const float* sums, float scale) const {
-        T* to = out + ((member.first + row / group) * layer.num_heads + head * group + row % group) * size;
-        int i = 0;
-        for (; i + W <= size; i += W) store(to + i, load(sums + i) * scale);
-        for (; i < size; i++) store_one(to + i, sums[i] * scale);
     }
 
     void all(fwk::PoolThread& m) const {

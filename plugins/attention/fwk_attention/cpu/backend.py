@@ -47,7 +47,7 @@ class CpuBackend(AttentionBackend):
         max_rows = MAX_ROWS_8BIT if self._layout.is_quantised else MAX_ROWS
         if has_pairs and native.has_tiles(native.isa()):
             max_rows = MAX_ROWS_TILES
-        self._planner = Planner(library, context.block_size, max_rows, is_deterministic=context.is_deterministic)
+        self._planner = Planner(library, context.block_size, max_rows)
         self._layers: list[AttentionLayer] = []  # that the latest plan was for, and their kinds
         self._kinds: list[LayerKind] = []
 

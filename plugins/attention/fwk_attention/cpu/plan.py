@@ -25,11 +25,15 @@ MAX_ROWS_TILES = 192
 """The same where products take blocks of 32 rows, each of which leaves out the keys that it does not see."""
 
 MAX_FEW_ROWS = 48
-"""Up to here the keys are cut into ranges, so that one long sequence keeps all threads busy, and sequences that share
+"""Up to here each range of keys is a task, so that one long sequence keeps all threads busy, and sequences that share
 blocks read them together."""
 
 RANGE = 256
-"""Keys of such a range."""
+"""Keys of such a range. In any task its outcome is computed by itself and joined with those before it: a row has the
+same bits in any task."""
+
+LONGEST_VECTOR = 16
+"""Floats."""
 
 MAX_FEW_SCORES = 4096
 """Up to so many rows times keys over all tasks and KV heads one thread computes alone: waking others takes longer."""
@@ -47,7 +51,7 @@ def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
 class PlanStruct(ctypes.Structure):
     _fields_ = [
         *_fields(ctypes.c_void_p, "members tasks slots table positions tree parts finished"),
-        *_fields(ctypes.c_int64, "table_width tree_width num_tasks num_tokens part_rows"),
+        *_fields(ctypes.c_int64, "table_width tree_width num_tasks num_tokens part_rows range"),
     ]
 
 
@@ -155,13 +159,12 @@ class Planner:
     blocks.
     """
 
-    def __init__(self, library: ctypes.CDLL, block_size: int, max_rows: int, *, is_deterministic: bool = False) -> None:
+    def __init__(self, library: ctypes.CDLL, block_size: int, max_rows: int) -> None:
         self._plan = library.plan_attention
         self._plan.argtypes = (ctypes.c_void_p,) * 4
         self._plan.restype = None
         self._block_size = block_size
         self._max_rows = max_rows
-        self._few_rows = 0 if is_deterministic else MAX_FEW_ROWS
         self._plans: dict[LayerKind, Plan] = {}
 
     def make(self, kind: LayerKind, batch: ForwardBatch) -> Plan:
@@ -189,7 +192,7 @@ class Planner:
             *(starts.ctypes.data, lens.ctypes.data, table.ctypes.data),
             None if wanted is None else wanted.ctypes.data,
             *(len(lens), table.shape[1], self._block_size, kind.num_heads // kind.num_kv_heads),
-            *(kind.sliding_window or 0, tree is not None, self._max_rows, self._few_rows, RANGE),
+            *(kind.sliding_window or 0, tree is not None, self._max_rows, MAX_FEW_ROWS, RANGE),
         )
         struct.__init__(
             members=members.ctypes.data,
@@ -204,6 +207,7 @@ class Planner:
             table_width=table.shape[1],
             tree_width=0 if tree is None else tree.shape[1],
             num_tokens=len(slots),
+            range=RANGE,
         )
         left = RANGE if is_same and batch.is_decode else 1
         kept = (*kept, slots, tree, positions, wanted)
@@ -217,7 +221,7 @@ class Planner:
         if had == (answer.num_parts, answer.part_rows):
             return
         places = answer.num_parts * plan.kind.num_kv_heads
-        width = -(-plan.kind.head_size // 16) * 16 + 2
+        width = -(-plan.kind.head_size // 16) * 16 + LONGEST_VECTOR + 1
         parts, finished = torch.empty(places * answer.part_rows * width), np.zeros(places, np.int32)
         plan.outcomes = (parts, finished)
         struct.parts, struct.finished, struct.part_rows = parts.data_ptr(), finished.ctypes.data, answer.part_rows

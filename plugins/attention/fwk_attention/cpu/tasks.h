@@ -9,6 +9,7 @@
 #include <vector>
 
 constexpr int GROUP = 16;  // keys that stand together in a tile
+constexpr int STEP = 2 * GROUP;  // keys that AMX adds up at a time: a window's first is a multiple where blocks are
 
 extern "C" {
 
@@ -25,7 +26,7 @@ struct Tokens {  // query tokens of one sequence in a task
 
 struct Task {
     int32_t first_member, num_members;  // several: the range of keys is in their common past
-    int32_t first_key, last_key;        // places; the first is a multiple of 16
+    int32_t first_key, last_key;        // places; the first is a multiple of GROUP
 };
 
 struct Plan {
@@ -35,9 +36,10 @@ struct Plan {
     const int32_t* table;      // [num_seqs, table_width]
     const int64_t* positions;  // [num_tokens]; only with a tree mask
     const uint8_t* tree;       // [num_tokens, tree_width] or null
-    float* parts;              // [num_parts, num_kv_heads, part_rows, padded head size + 2]
+    float* parts;              // [num_parts, num_kv_heads, part_rows, padded head size + vector + 1]
     int32_t* finished;         // [num_parts, num_kv_heads] of zeros
     int64_t table_width, tree_width, num_tasks, num_tokens, part_rows;
+    int64_t range;             // keys whose results are joined with those before them: a multiple of those of a tile
 };
 
 struct Layer {
@@ -64,8 +66,7 @@ struct Question {  // what a plan is made for
     const int32_t* table;        // [num_seqs, table_width]
     const uint8_t* wanted;       // [num_tokens] whether a token's output is needed; null: all are
     int64_t num_seqs, table_width, block_size, group, window, is_tree;
-    // Rows of a task; up to few_rows, keys are split into ranges of `range`. None is split where few_rows is 0: then a
-    // row's numbers do not depend on how many others there are.
+    // Rows of a task; up to few_rows, each range of `range` keys is a task.
     int64_t max_rows, few_rows, range;
 };
 
@@ -78,6 +79,7 @@ void plan_attention(const Question* question, Tokens* members, Task* tasks, Answ
     const Question& ask = *question;
     const int64_t max_tokens = std::max<int64_t>(1, ask.max_rows / ask.group);
     const int64_t blocks = ask.range % ask.block_size ? 0 : ask.range / ask.block_size;  // of a range
+    const int64_t step = ask.block_size % STEP ? GROUP : STEP;
     Answer found{};
     int32_t num_members = 0;
     struct Cut {  // a sequence whose keys are split, and where its partial results go
@@ -86,7 +88,7 @@ void plan_attention(const Question* question, Tokens* members, Task* tasks, Answ
     };
     std::vector<Cut> cuts;
     auto add = [&](int64_t first_key, int64_t last_key, int32_t count) {
-        tasks[found.num_tasks++] = {num_members, count, int32_t(first_key / GROUP * GROUP), int32_t(last_key)};
+        tasks[found.num_tasks++] = {num_members, count, int32_t(first_key / step * step), int32_t(last_key)};
     };
     for (int64_t seq = 0; seq < ask.num_seqs; seq++) {
         const int64_t start = ask.query_start[seq], num_new = ask.query_start[seq + 1] - start;
