@@ -67,6 +67,7 @@ RUNS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "float32": (TINY, {"dtype": "float32"}),
     "fp8 K/V": (TINY, {"kv_cache_dtype": "fp8"}),
     "experts": (MIXTURE, {"moe_runner_backend": "triton"}),
+    "a router in float32": (ROUTED_IN_FLOAT32, {"moe_runner_backend": "triton"}),
 }
 HARDEST = "in uneven chunks alongside another"
 
@@ -179,7 +180,6 @@ CANNOT = r"does not promise the same numbers whatever is computed alongside \(--
             "they hold for drafts in chains",
         ),
         (WINDOWS, {}, "reads a window's keys from the first that any token of a chunk sees"),
-        (ROUTED_IN_FLOAT32, {}, "torch multiplies this router in float32, .*: take --dtype float32, or leave"),
     ],
 )
 def test_what_does_not_hold_it_is_refused(

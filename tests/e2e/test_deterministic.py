@@ -27,7 +27,17 @@ EXPERTS = {
     "moe_intermediate_size": 128,
     "norm_topk_prob": True,
 }
-MODELS = {"dense": DENSE, "experts": EXPERTS}
+ROUTER = {
+    **{name: value for name, value in EXPERTS.items() if name not in ("num_experts", "norm_topk_prob")},
+    "architectures": ["Glm4MoeForCausalLM"],
+    "n_routed_experts": 4,
+    "n_group": 1,
+    "topk_group": 1,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.0,
+}
+MODELS = {"dense": DENSE, "experts": EXPERTS, "router": ROUTER}
 PROMPT = [(7 * i) % 250 + 5 for i in range(330)]
 """Longer than a range of keys that attention would read by itself."""
 OTHERS = [[(11 * i + k) % 250 + 5 for i in range(20 + 37 * k)] for k in range(5)]
@@ -53,6 +63,7 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "int8": ("dense", {"dtype": "bfloat16", "quantization": "int8"}),
     "int4, int8 KV": ("dense", {"dtype": "bfloat16", "quantization": "int4", "kv_cache_dtype": "int8"}),
     "experts": ("experts", {"dtype": "bfloat16"}),
+    "a router in float32": ("router", {"dtype": "bfloat16"}),
 }
 
 
@@ -101,11 +112,13 @@ def test_sampled_tokens_are_the_same(folders: dict[str, Path]) -> None:
 
 
 @needs_kernels
-def test_without_the_option_chunks_may_change_bits(folders: dict[str, Path]) -> None:
-    """What the mode is for: a short chunk of a long prompt reads its past in ranges."""
-    options: dict[str, Any] = {"dtype": "float32", "enable_deterministic_inference": False}
-    whole = bits(folders["dense"], "", **options)
-    assert bits(folders["dense"], "", chunked_prefill_size=7, **options)[1] != whole[1]
+@pytest.mark.parametrize("run", RUNS)
+def test_on_a_cpu_the_option_changes_no_bit(folders: dict[str, Path], run: str) -> None:
+    model, options = RUNS[run]
+    given = {**options, "enable_deterministic_inference": False}
+    wanted = alone(folders[model], json.dumps(options))
+    assert bits(folders[model], "alongside others", **given) == wanted
+    assert bits(folders[model], "with drafts", speculative_algorithm="ngram", **given) == wanted
 
 
 CANNOT = r"does not promise the same numbers whatever is computed alongside \(--enable-deterministic-inference\)"
@@ -149,7 +162,6 @@ def test_what_does_not_hold_it_is_refused(
     ("kind", "changes", "why"),
     [
         ("lfm2", {}, "has recurrent layers, whose states depend on how a prompt is cut"),
-        ("gemma3", {"sliding_window": 16}, "so that bits depend on the chunk"),
     ],
 )
 def test_models_that_do_not_hold_it_are_refused(tmp_path: Path, kind: str, changes: dict[str, Any], why: str) -> None:

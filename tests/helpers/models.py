@@ -42,7 +42,8 @@ def make_context(
 ) -> ModelContext:
     """A context with the plain plugins on the CPU."""
     plugins, device, threads = discover(), torch.device("cpu"), ThreadPool()
-    plain = load_object(find(plugins, "quant", "none"))(QuantContext(device, dtype, {}, threads=threads))
+    method = load_object(find(plugins, "quant", "none"))
+    plain, wide = (method(QuantContext(device, kind, {}, threads=threads)) for kind in (dtype, torch.float32))
     attention = load_object(find(plugins, "attention", "torch"))(
         AttentionContext(device, dtype, "auto", block_size, threads=threads)
     )
@@ -50,7 +51,7 @@ def make_context(
     runner = load_object(find(plugins, "moe", "torch"))
     operators = load_object(find(plugins, "operators", "torch"))(OperatorContext(device, dtype, threads=threads))
     parts = plain, attention, group, max_model_len, runner, operators
-    return ModelContext(config, weights, dtype, device, OneFormat(plain), *parts, ep_size=ep_size)
+    return ModelContext(config, weights, dtype, device, OneFormat(plain), *parts, ep_size=ep_size, plain_float32=wide)
 
 
 class ThreadRank(ParallelGroup):

@@ -72,6 +72,9 @@ DETERMINISTIC = "deterministic"
 """Among ``Declaration.offers``: a sequence gets the same numbers, to the bit, whatever else a step computes, and
 however its tokens are divided into steps. Declarations that hold it in some runs only say so in ``refusal``."""
 
+INVARIANT = "invariant"
+"""Among ``Declaration.offers``: what ``deterministic`` promises, in runs that do not ask for it, too."""
+
 _FACTS = frozenset(item.name for item in fields(Facts)) - {
     "host",
     "features",
@@ -211,6 +214,13 @@ class Declaration:
             unknown = set(names) - set(self.options.model_fields if self.options is not None else ())
             if unknown:
                 raise ValueError(f"{type(self).__name__} {self.name!r}: {what} names no option of its own: {unknown}")
+
+    def variance(self, facts: Facts) -> str | None:
+        """Why a sequence's numbers may depend on what else a step computes, as a predicate; None where they do not."""
+        if INVARIANT in self.offers:
+            return self.refusal(replace(facts, is_deterministic=True))
+        asked = " unless --enable-deterministic-inference asks it to" if DETERMINISTIC in self.offers else ""
+        return f"does not promise the same numbers whatever is computed alongside{asked}"
 
     def refusal(self, facts: Facts) -> str | None:
         """Why this plugin cannot serve the run described by ``facts``, in one sentence; None when it can.

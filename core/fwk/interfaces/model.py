@@ -79,6 +79,7 @@ class ModelContext:
     recurrent_states: list[RecurrentState] = field(default_factory=list["RecurrentState"])
     taps: dict[int, HiddenTap] = field(default_factory=dict[int, "HiddenTap"])
     state_dtype: torch.dtype | None = None  # ``--mamba-ssm-dtype``: of the part that is summed up; None: float32
+    plain_float32: QuantMethod | None = None  # ``plain``, computing in float32; None where ``plain`` does
     float32_head: QuantMethod | None = None  # computes LM heads in float32 (``--enable-fp32-lm-head``)
     weights_cache: WeightsCache = NO_WEIGHTS_CACHE  # what earlier starts packed
     is_deterministic: bool = False  # a token's numbers must not depend on other tokens, to the bit

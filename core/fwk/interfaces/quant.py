@@ -187,6 +187,12 @@ class QuantMethod(ABC):
     def apply(self, weights: Weights, x: Tensor, bias: Tensor | None) -> Tensor:
         """x: [num_tokens, in_features] to [num_tokens, sum(out_features)] in x's dtype."""
 
+    @property
+    def variance(self) -> str:
+        """Why a token's products may depend on how many others there are, where the declaration promises that they do
+        not (an option, sizes that the kernel does not take); empty: they do not."""
+        return ""
+
     def input_group(self, weights: Weights) -> int | None:
         """How many columns of an input share a scale, where ``apply`` rounds it to e4m3 by their largest number.
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 import torch
-import torch.nn.functional as F
 
 from fwk.errors import ModelLoadError
 from fwk.interfaces.moe import ExpertWeights, MoEContext, MoERunner, Routing
@@ -105,19 +104,11 @@ class MoE:
 
 
 def _router(context: ModelContext, prefix: str, routing: Routing, has_bias: bool) -> Callable[[Tensor], Tensor]:
-    hidden = context.config.hidden_size
-    if not routing.in_float32 or context.dtype == torch.float32:
-        plain = replace(context, lora=None)
-        return ReplicatedLinear(plain, prefix, hidden, routing.num_experts, bias=has_bias, method=context.plain)
-    if context.is_deterministic:
-        raise ModelLoadError(
-            f"{prefix}: torch multiplies this router in float32, adding up in an order that depends on the number of "
-            "tokens: take --dtype float32, or leave --enable-deterministic-inference out"
-        )
-    shape = (routing.num_experts, hidden)
-    weight = context.weights.tensor(f"{prefix}.weight", shape).to(context.device, torch.float32)
-    bias = context.weights.tensor(f"{prefix}.bias", shape[:1]).to(context.device, torch.float32) if has_bias else None
-    return lambda x: F.linear(x.float(), weight, bias)
+    wide = context.plain_float32 if routing.in_float32 else None
+    plain = replace(context, lora=None, dtype=context.dtype if wide is None else torch.float32)
+    size, method = context.config.hidden_size, wide or context.plain
+    router = ReplicatedLinear(plain, prefix, size, routing.num_experts, bias=has_bias, method=method)
+    return router if wide is None else lambda x: router(x.float())
 
 
 class _ExpertGroups:

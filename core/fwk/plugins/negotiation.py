@@ -252,7 +252,12 @@ class _Negotiation:
         """Each candidate of a family, judged alongside everything else that was settled."""
         facts = self._facts_of(chosen)
         candidates = [
-            Candidate(item, self._refusal(item, chosen), item.declaration.is_meant_for(facts))
+            Candidate(
+                item,
+                self._refusal(item, chosen),
+                item.declaration.is_meant_for(facts),
+                item.declaration.variance(facts) if family in COMPUTING else None,
+            )
             for item in ranked(self._plugins, family)
         ]
         return Selection(family, self._wanted.get(family, AUTO), chosen.get(family), candidates)

@@ -26,11 +26,13 @@ class Candidate:
     """One plugin that was looked at, and why it was refused (None: it is possible).
 
     is_meant: whether the run is of the kind it is for; if not, doing without it is no fallback.
+    variance: ``Declaration.variance``, of those that compute.
     """
 
     item: Registered
     refusal: str | None
     is_meant: bool = True
+    variance: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -208,8 +208,8 @@ def _facts(
             reasons.append(defaults.why)
     if opened.served.encoder is not None:
         _check_encoder(engine, opened)
-    if engine.enable_deterministic_inference:
-        _check_deterministic(engine, opened)
+    if engine.enable_deterministic_inference and (why := variance(engine, opened)):
+        raise ConfigError(f"--enable-deterministic-inference is not possible: {why}")
     if opened.runner == "pool":
         _check_pooled(engine, opened)
         pooling = opened.served.pooling
@@ -273,17 +273,15 @@ def check_quantizers(used: Sequence[str], resolution: Resolution) -> None:
     resolution.check(replace(resolution.facts, chosen={**resolution.facts.chosen, **named}))
 
 
-def _check_deterministic(options: EngineOptions, opened: OpenedModel) -> None:
-    """Refuse what no plugin is asked about."""
-    why = ""
+def variance(options: EngineOptions, opened: OpenedModel) -> str:
+    """Why numbers depend on what a step computes, of what no plugin is asked about; empty: they do not."""
     if opened.served.is_recurrent:
-        why = f"{opened.name} has recurrent layers, whose states depend on how a prompt is cut"
-    elif opened.served.needs_whole_prompts:
-        why = f"{opened.name} computes prompts whole, by products whose order depends on their number"
-    elif options.tensor_parallel_size > 1:
-        why = "ranks add up their parts in an order of torch.distributed's own: leave --tensor-parallel-size out"
-    if why:
-        raise ConfigError(f"--enable-deterministic-inference is not possible: {why}")
+        return f"{opened.name} has recurrent layers, whose states depend on how a prompt is cut"
+    if opened.served.needs_whole_prompts:
+        return f"{opened.name} computes prompts whole, by products whose order depends on their number"
+    if options.tensor_parallel_size > 1:
+        return "ranks add up their parts in an order of torch.distributed's own: leave --tensor-parallel-size out"
+    return ""
 
 
 def _check_pooled(options: EngineOptions, opened: OpenedModel) -> None:

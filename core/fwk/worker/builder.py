@@ -320,6 +320,8 @@ class WorkerBuilder:
         made = self._models.operators.ready()
         if made:
             self._chosen["compiled"] = made
+        why = self._models.variances()
+        self._chosen["numbers"] = f"may vary with the batch: {'; '.join(why)}" if why else "the same in any batch"
 
     def _observers(self) -> WorkerObservers:
         context = partial(

@@ -14,12 +14,16 @@ from fwk.plugins.selection import AUTO, NOWHERE, find, option_value, ranked
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One candidate. ``refusal`` is the sentence of the log and of /server_info; None: the run can have it."""
+    """One candidate. ``refusal`` is the sentence of the log and of /server_info; None: the run can have it.
+
+    ``variance``: why it may give a sequence other numbers in another batch; None: it does not, or does not compute.
+    """
 
     name: str
     package: str
     rank: int
     refusal: str | None
+    variance: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,7 @@ def why(plugins: PluginSet, family: str, config: Config) -> Answer:
             f"{c.item.package} {c.item.version}",
             c.item.declaration.rank,
             None if c.refusal is None else f"it {c.refusal}",
+            None if c.variance is None else f"it {c.variance}",
         )
         for c in selection.candidates
     ]
@@ -71,7 +76,8 @@ def as_text(answer: Answer) -> str:
     if answer.error is not None:
         lines.append(f"  this run cannot start: {answer.error}")
     for row in answer.candidates:
-        state = "possible" if row.refusal is None else f"refused: {row.refusal}"
+        varies = "" if row.variance is None else f"; numbers may vary with the batch: {row.variance}"
+        state = f"possible{varies}" if row.refusal is None else f"refused: {row.refusal}"
         lines.append(f"  {row.name:<18} rank {row.rank:<4} {row.package:<14} {state}")
     return "\n".join([*lines, *(f"  broken: {sentence}" for sentence in answer.broken)])
 

@@ -26,9 +26,10 @@ from fwk.interfaces.quant import QuantContext, QuantMethod
 from fwk.interfaces.state import RecurrentState
 from fwk.interfaces.weights_cache import NO_WEIGHTS_CACHE, WeightsCache
 from fwk.native.thread_pool import ThreadPool
-from fwk.plugins import Registered, choose, find
+from fwk.plugins import FAMILIES, Registered, choose, find
+from fwk.plugins.families import COMPUTING
 from fwk.setup.checkpoint import OpenedModel, open_head, open_model
-from fwk.setup.resolve import ModelSetup, check_layers, check_quantizers
+from fwk.setup.resolve import ModelSetup, check_layers, check_quantizers, variance
 from fwk.text import ModelText
 from fwk.types import ModelConfig
 from fwk.worker.attention_pair import build_attention
@@ -101,6 +102,7 @@ class ModelBuilder:
         """What features have made for the served model."""
         self.features = WorkerFeatures()
         """To be set before models are built."""
+        self._quant_variances: list[str] = []
         self.has_seam = False
         """Whether models call attention through ``seam``; to be set before they are built."""
 
@@ -315,7 +317,7 @@ class ModelBuilder:
         state_dtype = options.mamba_ssm_dtype
         unquantised = find(plugins, "quant", UNQUANTISED)
         plain = method(unquantised)
-        is_wide = options.enable_fp32_lm_head and self._dtype != torch.float32
+        float32 = method(unquantised, torch.float32) if self._dtype != torch.float32 else None
         context = ModelContext(
             config=opened.config,
             weights=weights,
@@ -330,7 +332,8 @@ class ModelBuilder:
             state_dtype=None if state_dtype == AUTO else getattr(torch, state_dtype),
             moe_runner=self._moe_runner,
             operators=self.operators,
-            float32_head=method(unquantised, torch.float32) if is_wide else None,
+            plain_float32=float32,
+            float32_head=float32 if options.enable_fp32_lm_head else None,
             is_deterministic=facts.is_deterministic,
             media=opened.served.media if role == "served" else frozenset(),
             ep_size=facts.ep_size,
@@ -365,6 +368,16 @@ class ModelBuilder:
         given = {"threads": self._threads, "is_deterministic": self._setup.facts.is_deterministic}
         return self._factory.build(self._moe, partial(replace, context, **given))
 
+    def variances(self) -> list[str]:
+        """Why a sequence's numbers may depend on what else a step computes, by the plugins in use."""
+        found = [variance(self._config.engine, self._setup.opened)]
+        for family in COMPUTING:
+            name = self._chosen.get(family)
+            if name is not None and family != "quant":  # which is by layer
+                why = find(self._factory.plugins, family, name).declaration.variance(self._setup.facts)
+                found.append("" if why is None else f"{FAMILIES[family].noun} {name!r} {why}")
+        return [why for why in (*found, *self._quant_variances) if why]
+
     def _report_quantization(self, context: ModelContext) -> None:
         """Note how the layers were quantised in the end."""
         assert isinstance(context.quant, ChosenQuantization)
@@ -372,6 +385,7 @@ class ModelBuilder:
         resolution = self._setup.resolution
         check_quantizers([name for name in context.quant.used() if name != UNQUANTISED], resolution)
         self._reasons.extend(context.quant.reasons(resolution.selections["quant"].missed()))
+        self._quant_variances = context.quant.variances()
 
     def _check_moe(self) -> None:
         """Forget a MoE runner that no layer asked for. Raises ``ConfigError`` when an option was about experts."""

@@ -82,6 +82,13 @@ class ChosenQuantization(Quantization):
         """The names of the methods in use, that of most layers first."""
         return [name for name, _ in self._used.most_common()] or [UNQUANTISED]
 
+    def variances(self) -> list[str]:
+        """Why numbers may depend on what else a step computes, by method in use."""
+        found = {
+            name: _spec(self._item(name)).variance(self._facts) or self._methods[name].variance for name in self._used
+        }
+        return [f"quantizer '{name}' {why}" for name, why in sorted(found.items()) if why]
+
     def reasons(self, told: Container[str] = ()) -> list[str]:
         """A sentence for each way in which layers are computed otherwise than was asked, or ``auto`` would have.
 

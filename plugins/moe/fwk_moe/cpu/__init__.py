@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from fwk import MoERunnerSpec, Needs, hookimpl, native
-from fwk.interfaces.declaration import DETERMINISTIC, Facts
+from fwk.interfaces.declaration import DETERMINISTIC, INVARIANT, Facts
 from fwk.interfaces.moe import EXPERT_PARALLEL
 
 
@@ -24,7 +24,7 @@ def moe_runners() -> list[MoERunnerSpec]:
             name="cpu",
             load="fwk_moe.cpu.runner:CpuRunner",
             needs=Needs(device="cpu"),
-            offers=frozenset({DETERMINISTIC, EXPERT_PARALLEL}),
+            offers=frozenset({DETERMINISTIC, INVARIANT, EXPERT_PARALLEL}),
             rank=10,
             summary="All experts of a layer by one C++ operator, which reads those that tokens chose, in any packed "
             "format.",

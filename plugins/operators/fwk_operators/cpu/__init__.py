@@ -22,7 +22,7 @@ def operators() -> list[OperatorsSpec]:
             load="fwk_operators.cpu.backend:CpuOperators",
             needs=Needs(device="cpu"),
             dtypes=("float32", "bfloat16"),
-            offers=frozenset({"deterministic"}),
+            offers=frozenset({"deterministic", "invariant"}),
             rank=10,
             summary="C++ kernels for CPUs (AVX2, AVX-512), built on first use; what a recorded step is made of.",
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fwk import QuantizerSpec, native
-from fwk.interfaces.declaration import DETERMINISTIC, Facts
+from fwk.interfaces.declaration import DETERMINISTIC, INVARIANT, Facts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,7 +15,7 @@ class NativeOnCpuSpec(QuantizerSpec):
     Other products are torch's, whose order of additions depends on the number of tokens.
     """
 
-    offers: frozenset[str] = frozenset({DETERMINISTIC})
+    offers: frozenset[str] = frozenset({DETERMINISTIC, INVARIANT})
     native_dtypes: tuple[str, ...] = ("bfloat16",)
 
     def is_native(self, facts: Facts) -> bool:

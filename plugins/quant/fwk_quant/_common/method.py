@@ -44,6 +44,11 @@ class IntegerMethod(QuantMethod):
             )
         flag = f"--int{self.bits}-activations"
         self._kernel = None if self._uses_triton else integer_kernel(context, self.activations, flag)
+        self._variance = f"leaves products to torch ({flag} full)" if self.activations == "full" else ""
+
+    @property
+    def variance(self) -> str:
+        return self._variance
 
     @property
     @abstractmethod
@@ -100,7 +105,10 @@ class IntegerMethod(QuantMethod):
         if self._uses_triton:
             return [self._for_triton(matrix, shape) for matrix in matrices]
         found: list[Matrix] = [self._for_kernel(matrix) for matrix in matrices]
-        if self.context.is_deterministic and not all(isinstance(matrix, PackedMatrix) for matrix in found):
+        is_native = all(isinstance(matrix, PackedMatrix) for matrix in found)
+        if not is_native and not self._variance:
+            self._variance = f"leaves products to torch where the native kernel has no such groups ({shape.prefix})"
+        if self.context.is_deterministic and not is_native:
             raise ModelLoadError(
                 f"{shape.prefix}: the native kernel does not compute such groups, and torch's products depend on the "
                 "number of tokens: leave the layer out (--quantization-exclude) or --enable-deterministic-inference"

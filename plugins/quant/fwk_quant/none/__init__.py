@@ -36,6 +36,11 @@ class PlainSpec(InterpretedKernels, NativeOnCpuSpec):
             return f"is deterministic on a device by a Triton kernel, which {why} (--enable-deterministic-inference)"
         return QuantizerSpec.refusal(self, facts)
 
+    def variance(self, facts: Facts) -> str | None:
+        if facts.host.device == "cpu":
+            return super().variance(facts)
+        return "leaves products on a device to torch unless --enable-deterministic-inference is given"
+
 
 @hookimpl
 def quantizers() -> list[QuantizerSpec]:
