@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fwk.interfaces.declaration import Ask, Declaration, Facts, Host, Limit, Needs
     from fwk.interfaces.device import DeviceSpec
     from fwk.interfaces.dialect import DialectSpec
+    from fwk.interfaces.engine_pool import EnginePoolSpec
     from fwk.interfaces.executor import ExecutorSpec
     from fwk.interfaces.expert_placement import ExpertPlacerSpec
     from fwk.interfaces.feature import FeatureSpec
@@ -54,6 +55,7 @@ __all__ = [
     "Declaration",
     "DeviceSpec",
     "DialectSpec",
+    "EnginePoolSpec",
     "ExecutorSpec",
     "ExpertPlacerSpec",
     "Facts",

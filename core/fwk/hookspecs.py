@@ -13,6 +13,7 @@ from fwk.interfaces.attention import AttentionBackendSpec
 from fwk.interfaces.balance import LoadBalancerSpec
 from fwk.interfaces.device import DeviceSpec
 from fwk.interfaces.dialect import DialectSpec
+from fwk.interfaces.engine_pool import EnginePoolSpec
 from fwk.interfaces.executor import ExecutorSpec
 from fwk.interfaces.expert_placement import ExpertPlacerSpec
 from fwk.interfaces.feature import FeatureSpec
@@ -130,6 +131,12 @@ def devices() -> list[DeviceSpec]:
 @hookspec
 def executors() -> list[ExecutorSpec]:
     """Declare executors: how the engine reaches its workers (``--executor``)."""
+    return []
+
+
+@hookspec
+def engine_pools() -> list[EnginePoolSpec]:
+    """Declare pools of engines: several for a model, or some that end when unused; each is off until turned on."""
     return []
 
 

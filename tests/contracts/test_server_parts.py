@@ -1,11 +1,21 @@
-"""Load balancers and observers do what their contracts say."""
+"""Pools of engines, load balancers and observers do what their contracts say."""
 
 from __future__ import annotations
 
 import tempfile
 from pathlib import Path
 
-from fwk_kit.testing import LoadBalancerSuite, ObserverSuite
+from fwk_kit.testing import EnginePoolSuite, LoadBalancerSuite, ObserverSuite
+
+
+class TestReplicas(EnginePoolSuite):
+    plugin = "replicas"
+    options = {"data_parallel_size": 3}
+
+
+class TestOnDemand(EnginePoolSuite):
+    plugin = "on_demand"
+    options = {"idle_timeout": 60.0}
 
 
 class TestRoundRobin(LoadBalancerSuite):

@@ -226,9 +226,9 @@ def test_systemd_has_no_objection_to_the_unit(tmp_path: Path) -> None:
 
 def test_the_list_of_models() -> None:
     from fwk.cli.option_parsing import read_config_file
-    from fwk.cli.several import model_configs
+    from fwk.plugins.pools import server_configs
 
-    found = model_configs(discover(), read_config_file(str(DEPLOY / "models.yaml")))
+    found = server_configs(discover(), read_config_file(str(DEPLOY / "models.yaml")), print)
     assert [one.model.served_model_name for one in found] == [("chat",), ("embed",)]
 
 

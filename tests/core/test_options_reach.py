@@ -35,7 +35,7 @@ DERIVED = {
 
 OWN = {
     "dialects": "DialectSpec", "logits_processors": "LogitsProcessorSpec", "observers": "ObserverSpec",
-    "features": "FeatureSpec",
+    "features": "FeatureSpec", "engine_pools": "EnginePoolSpec",
 }  # fmt: skip
 """Families whose plugins stand for themselves: derived ones would collide."""
 
@@ -82,10 +82,10 @@ def __getattr__(family):
         load = getattr(importlib.import_module(module), hook)()[0].load
         base = getattr(importlib.import_module(load.partition(":")[0]), load.partition(":")[2])
     else:
-        from fwk.interfaces import dialect, feature, observer, sampling
+        from fwk.interfaces import dialect, engine_pool, feature, observer, sampling
         base = {{
             "dialects": dialect.Dialect, "observers": observer.Observer, "features": feature.WorkerPart,
-            "logits_processors": sampling.LogitsProcessor,
+            "logits_processors": sampling.LogitsProcessor, "engine_pools": engine_pool.EnginePool,
         }}[family]
     class Probe(base):
         def __init__(self, context):

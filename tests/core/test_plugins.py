@@ -276,4 +276,4 @@ def test_load_errors_name_plugin_package_and_cause() -> None:
 
 
 def test_each_family_has_its_own_name_and_hook() -> None:
-    assert len({family.hook for family in FAMILIES.values()}) == len(FAMILIES) == 27
+    assert len({family.hook for family in FAMILIES.values()}) == len(FAMILIES) == 28

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,12 +23,11 @@ from fwk.interfaces.sampling import LogitsProcessor, LogitsView, Sampler, Sampli
 from fwk.interfaces.schedule import ScheduleContext, SchedulePolicy
 from fwk.plugins import Resolution
 from fwk.plugins.options import build_config
-from fwk.server.engine_sleep import EngineSleep
 from fwk.server.keys import Keys
 from fwk.server.lifecycle import LifecycleManager
+from fwk.server.model_engines import ModelEngines
 from fwk.server.observer_dispatch import Observers
 from fwk.server.parsers import Parsers
-from fwk.server.replicas import Replicas
 from fwk.server.route_registry import RouteRegistry
 from fwk.server.switching import PluginSwitcher, ServerComponents, SwitchOrder
 from fwk.types import NewSequence, SamplingParams
@@ -215,16 +215,9 @@ class Engines:
         self.switched.append((family, name, is_on))
 
 
-def replicas(*clients: Engines) -> Replicas:
-    found = Replicas.__new__(Replicas)
-    found._clients = list(clients)  # type: ignore[arg-type]
-    found._switched = {}
-    found.sleep = EngineSleep(nothing, nothing, lambda: False)
-    return found
-
-
-async def nothing() -> Any:
-    """Engines that always run."""
+def replicas(*clients: Engines) -> ModelEngines:
+    pool: Any = SimpleNamespace(engines=[client for client in clients if not client.is_dead], use=nullcontext)
+    return ModelEngines(Config(), lambda begins: pool)
 
 
 async def test_all_engines_switch_or_none() -> None:

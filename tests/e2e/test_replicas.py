@@ -157,5 +157,5 @@ def test_what_cannot_be_is_said_in_one_line(tiny_folder: Path, flags: list[str],
 
 
 def test_there_is_one_engine_without_a_server(tiny_folder: Path) -> None:
-    with pytest.raises(ConfigError, match="--data-parallel-size 2: only a server has several engines; run fwk serve"):
+    with pytest.raises(ConfigError, match=r"--data-parallel-size is for fwk serve: fwk\.LLM has no server"):
         fwk.LLM(str(tiny_folder), load_format="dummy", data_parallel_size=2)

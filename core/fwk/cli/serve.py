@@ -23,13 +23,13 @@ def run(argv: Sequence[str]) -> int:
 def _serve(argv: Sequence[str], engines_of: Callable[[int], list[EngineProcess]]) -> int:
     with gc_paused():
         from fwk.cli.common import note, read_given  # noqa: PLC0415 - after an engine was started
-        from fwk.cli.several import model_configs  # noqa: PLC0415
+        from fwk.plugins.pools import num_engines, server_configs  # noqa: PLC0415
         from fwk.process.log import announcer, set_up_log  # noqa: PLC0415
         from fwk.process.progress import set_up_progress  # noqa: PLC0415
         from fwk.server.keys import read_keys  # noqa: PLC0415
 
         plugins, given, _ = read_given(_parser(), argv)
-        configs = model_configs(plugins, given, note)
+        configs = server_configs(plugins, given, note)
         config = configs[0]
         secrets = [*read_keys(config.server).secrets, config.server.ssl_keyfile_password]
         set_up_log(config.server.log_level, config.server.log_format, secrets=secrets)
@@ -39,7 +39,7 @@ def _serve(argv: Sequence[str], engines_of: Callable[[int], list[EngineProcess]]
 
         make_node = worker_node(configs, plugins)
         check_server(configs, plugins)
-        engines = engines_of(config.engine.data_parallel_size if make_node is None else 0)
+        engines = engines_of(num_engines(plugins, config.plugin_options) if make_node is None else 0)
         if make_node is not None:
             return make_node(announcer()).run()
         from fwk.server.serve import serve  # noqa: PLC0415 - --help needs no HTTP stack

@@ -41,14 +41,6 @@ class EngineOptions(Options):
         ge=0,
         le=1024,
     )
-    data_parallel_size: int = option(
-        1,
-        "Engines behind the server's address, each with all of the model, its own KV cache and its own devices.",
-        aliases=["dp-size", "dp"],
-        ge=1,
-        le=64,
-    )
-    load_balance_method: str = option("auto", "Which engine serves a request, if there are several.")
     disable_overlap_schedule: bool = option(
         False, "Plan a step only when the one before has come back, also with an executor that could overlap the two."
     )

@@ -52,36 +52,6 @@ class ServerOptions(Options):
         max_length=1024,
         pattern=KEY_PATTERN,
     )
-    also: tuple[str, ...] = option(
-        (),
-        "More models at the same address, each as NAME=MODEL; requests choose by their 'model'. They load when first "
-        "asked for. A --config file may have a list of them, with options of their own, under 'models'.",
-        stability="beta",
-    )
-    idle_timeout: float | None = option(
-        None,
-        "Seconds without a request after which a model's engines end and give their memory back; the next request "
-        "starts them again (default: never).",
-        stability="beta",
-        gt=0,
-        le=2592000,
-    )
-    enable_memory_saver: bool = option(
-        False,
-        "POST /release_memory_occupation ends the engines of a model, and with them all memory that they hold, until "
-        "POST /resume_memory_occupation, for the administrator (--admin-api-key); vLLM's /sleep and /wake_up, too.",
-        aliases=["enable-sleep-mode"],
-        needs="admin_api_key",
-        stability="beta",
-    )
-    models_memory_limit: float | None = option(
-        None,
-        "GiB that the engine processes of all models of --also may take together; to load one more, those used least "
-        "recently end first (default: no limit).",
-        stability="beta",
-        gt=0,
-        le=2**20,
-    )
     tool_call_parser: str = option(
         "auto",
         "Parser of the model's tool calls; auto: the one whose marks are in the chat template, else one that reads "
@@ -145,14 +115,6 @@ class ServerOptions(Options):
     )
     ping_timeout: float = option(
         20.0, "Seconds without an answer from the engine's loop until /health reports 503.", gt=0, le=3600
-    )
-    replica_slow_start: float = option(
-        10.0,
-        "Seconds in which a replica that has been started again, or answers again, comes to its full share of "
-        "requests, from a tenth of it; 0: at once.",
-        stability="beta",
-        ge=0,
-        le=3600,
     )
     max_queued_requests: int = option(
         4096,

@@ -1,4 +1,4 @@
-"""The engine: scheduler, KV block manager and step loop. One per data-parallel replica.
+"""The engine: scheduler, KV block manager and step loop. One per engine process.
 
 Here belongs what decides which sequences run in a step and who owns which KV block, the engine process and the
 offline ``LLM``. The scheduler sees token ids and block ids: tensors belong to ``fwk.worker``, text to ``fwk.text``,

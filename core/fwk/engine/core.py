@@ -30,7 +30,7 @@ from fwk.types import EngineStats, Request, TokenEvent
 from fwk.worker.remote import worker_recipe
 from fwk.worker.worker import LocalWorker
 
-REPLICA_STRIDE = 0xA0761D6478BD642F
+ENGINE_STRIDE = 0xA0761D6478BD642F
 """Between the seeds of a server's engines: requests without a seed of their own must differ from engine to engine."""
 
 
@@ -157,15 +157,15 @@ class Engine:
         self.executor.close()
 
 
-def build_engine(config: Config, plugins: PluginSet, setup: ModelSetup, replica: int = 0) -> Engine:
+def build_engine(config: Config, plugins: PluginSet, setup: ModelSetup, engine_index: int = 0) -> Engine:
     """Choose the engine's plugins, load the model, and put the parts together.
 
-    ``replica``: which of the server's engines it is.
+    ``engine_index``: which of the server's engines it is.
     """
     options = config.engine
 
     def make_worker(group: ParallelGroup) -> Worker:
-        return LocalWorker(config, setup, group, replica)
+        return LocalWorker(config, setup, group, engine_index)
 
     choose_tiers(plugins, setup.resolution.item("cache"), options.cache_tiers, setup.facts)  # before weights load
     check_strict(config.plugins.strict, setup.reasons)
@@ -174,7 +174,7 @@ def build_engine(config: Config, plugins: PluginSet, setup: ModelSetup, replica:
         "executors",
         ExecutorContext,
         make_worker=make_worker,
-        recipe=worker_recipe(config, plugins, replica),
+        recipe=worker_recipe(config, plugins, engine_index),
         tp_size=options.tensor_parallel_size,
         step_timeout=config.server.watchdog_timeout,
         common=partial(common, config, plugins, setup),
@@ -184,7 +184,7 @@ def build_engine(config: Config, plugins: PluginSet, setup: ModelSetup, replica:
         check_used(plugins, config.plugin_options, loaded.chosen)
         check_strict(config.plugins.strict, loaded.reasons)
         _check_same_weights(setup, executor)
-        return _assemble(config, plugins, setup, executor, loaded, replica)
+        return _assemble(config, plugins, setup, executor, loaded, engine_index)
     except BaseException:
         executor.close()
         raise
@@ -215,7 +215,7 @@ def _assemble(
     setup: ModelSetup,
     executor: Executor,
     loaded: WorkerInfo,
-    replica: int,
+    engine_index: int,
 ) -> Engine:
     options = config.engine
     cache: PrefixCache = setup.factory.build(
@@ -231,7 +231,7 @@ def _assemble(
         max_running=options.max_running_requests,
         block_size=options.page_size,
         eos_token_ids=frozenset(setup.eos_token_ids),
-        seed=(config.seed if options.random_seed is None else options.random_seed) + replica * REPLICA_STRIDE,
+        seed=(config.seed if options.random_seed is None else options.random_seed) + engine_index * ENGINE_STRIDE,
         num_lookahead=loaded.num_lookahead,
         check_blocks=options.check_blocks,
         generates=setup.opened.runner == "generate",

@@ -83,11 +83,6 @@ class LLM:
         self.config = config
         self.plugins = plugins
         set_up_progress(not config.engine.disable_progress_bars)
-        if config.engine.data_parallel_size > 1:
-            raise ConfigError(
-                f"--data-parallel-size {config.engine.data_parallel_size}: only a server has several engines; "
-                "run fwk serve, or leave it out"
-            )
         opened = open_model(config, plugins, progress)
         setup = resolve(config, opened, plugins)
         self.opened_path = opened.path

@@ -17,6 +17,7 @@ from fwk.plugins import PluginSet, Registered
 from fwk.plugins.factory import build
 from fwk.plugins.families import FAMILIES
 from fwk.plugins.options import flag
+from fwk.plugins.pools import refuse_pools
 from fwk.plugins.selection import AUTO, plugin_options
 from fwk.process.kernel_caches import bound_kernel_caches
 from fwk.process.threads import configure_omp_env
@@ -69,6 +70,7 @@ def worker_node(configs: Sequence[Config], plugins: PluginSet) -> Callable[[Call
             continue
         options = plugin_options(item, config.plugin_options)
         item.declaration.check_server(configs, options)
+        refuse_pools(plugins, config, item.declaration.one_engine(options))
         place = item.declaration.worker_node(options)
         if place is not None:
             return partial(_make, config, plugins, item, options, place)

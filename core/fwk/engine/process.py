@@ -45,7 +45,8 @@ class LaunchSpec(msgspec.Struct):
     client: str  # secret: the socket's identity of the only one who is listened to
     config: dict[str, Any]
     fingerprint: str
-    replica: int = 0
+    engine_index: int = 0
+    name: str = "engine"  # in the log
     model_bytes: int = 0  # of the model's files, where they were found
 
 
@@ -61,9 +62,8 @@ def main() -> int:
     spec = parent_pipe.spec()
     parent_pipe.memory.give_back()
     config = from_plain(spec.config)
-    name = "engine" if config.engine.data_parallel_size == 1 else f"engine {spec.replica}"
-    set_up_log(config.server.log_level, config.server.log_format, name)
-    set_up_progress(not config.engine.disable_progress_bars and spec.replica == 0)
+    set_up_log(config.server.log_level, config.server.log_format, spec.name)
+    set_up_progress(not config.engine.disable_progress_bars and spec.engine_index == 0)
     context = zmq.Context[zmq.Socket[bytes]]()
     import torch  # noqa: PLC0415
 
@@ -116,7 +116,7 @@ def _load(spec: LaunchSpec) -> tuple[Any, PluginSet, EngineReady]:
             "something was installed in between; restart"
         )
     setup = resolve(config, open_model(config, plugins, log.info), plugins)
-    engine = build_engine(config, plugins, setup, spec.replica)
+    engine = build_engine(config, plugins, setup, spec.engine_index)
     info = engine.info
     ready = EngineReady(
         plugins.fingerprint,

@@ -10,6 +10,7 @@ from fwk.errors import ConfigError
 from fwk.interfaces.feature import FeatureRun, FeatureSpec
 from fwk.plugins import PluginFactory, PluginSet, Registered, choose, taking_part
 from fwk.plugins.options import flag
+from fwk.plugins.pools import refuse_pools, turned_on_by
 
 
 def declared(factory: PluginFactory) -> Iterator[tuple[Registered, FeatureSpec, Any]]:
@@ -39,10 +40,13 @@ def check_server(configs: Sequence[Config], plugins: PluginSet) -> None:
     """Raise ``ConfigError`` for a server that one cannot be in."""
     for _, spec, options in declared(PluginFactory(plugins, configs[0].plugin_options)):
         spec.check_server(configs, options)
+        refuse_pools(plugins, configs[0], spec.one_engine(options))
 
 
 def refuse_without_server(config: Config, plugins: PluginSet) -> None:
     """Raise ``ConfigError`` for one that ``fwk.LLM`` cannot have."""
+    for given in turned_on_by(plugins, config):
+        raise ConfigError(f"{given} is for fwk serve: fwk.LLM has no server, so leave it out")
     for item, spec, _ in declared(PluginFactory(plugins, config.plugin_options)):
         if spec.needs_server:
             given = config.plugin_options.get(item.key, {})

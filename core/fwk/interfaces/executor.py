@@ -188,6 +188,10 @@ class ExecutorSpec(Declaration):
         configs: of each model, the first one's for the server. options: its own, validated.
         """
 
+    def one_engine(self, options: Any) -> tuple[str, str] | None:
+        """What needs an engine that is the server's only one and is not stopped, and why; None: nothing."""
+        return None
+
     def is_local(self, options: Any) -> bool:
         """Whether all workers are on the engine's machine, with its files."""
         return True

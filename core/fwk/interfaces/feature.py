@@ -158,6 +158,10 @@ class FeatureSpec(Declaration):
     def check_server(self, configs: Sequence[Config], options: Any) -> None:
         """Raise ``ConfigError`` for a server of these models that it cannot be in. Called before anything starts."""
 
+    def one_engine(self, options: Any) -> tuple[str, str] | None:
+        """What needs an engine that is the server's only one and is not stopped, and why; None: nothing."""
+        return None
+
 
 # The part in the server.
 

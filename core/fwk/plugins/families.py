@@ -12,6 +12,7 @@ from fwk.interfaces.balance import LoadBalancerSpec
 from fwk.interfaces.declaration import Declaration
 from fwk.interfaces.device import DeviceSpec
 from fwk.interfaces.dialect import DialectSpec
+from fwk.interfaces.engine_pool import EnginePoolSpec
 from fwk.interfaces.executor import ExecutorSpec
 from fwk.interfaces.expert_placement import ExpertPlacerSpec
 from fwk.interfaces.feature import FeatureSpec
@@ -126,6 +127,9 @@ _ALL = [
     ),
     Family("devices", "device", DeviceSpec, "devices:DeviceSuite", "device"),
     Family("executors", "executor", ExecutorSpec, "executors:ExecutorSuite", "executor"),
+    Family(
+        "engine_pools", "pool of engines", EnginePoolSpec, "engine_pools:EnginePoolSuite", takes_all=True, serves=True
+    ),
     Family(
         "load_balancers",
         "load balancer",

@@ -336,7 +336,7 @@ def _meanings(plugins: PluginSet) -> dict[str, _Meaning]:
             for turn, constant in turned_by(field).items():
                 found.setdefault(normal(turn), _Meaning(name, found[name].owners, constant, True))
     for name, turns in switches(plugins).items():
-        for turn, plugin in turns.items():
+        for turn, plugin in turns.items() if name in found else ():  # else what would have the option is not installed
             found.setdefault(normal(turn), _Meaning(name, found[name].owners, plugin, True))
     return found
 

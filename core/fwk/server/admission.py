@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import collections
-from collections.abc import Callable
 
 from fwk.config import ServerOptions
 from fwk.errors import EngineDead, NotServed
+from fwk.interfaces.engine_pool import Receiver
 from fwk.types import TokenEvent
-
-Receiver = Callable[[list[TokenEvent] | EngineDead | NotServed], None]
 
 RETRY_SECONDS = 1
 """What refused clients are told to wait: places become free with every request that ends."""

@@ -21,7 +21,7 @@ from fwk.config import Config
 from fwk.config.wire import to_plain
 from fwk.engine.process import LaunchSpec
 from fwk.errors import EngineDead, InvalidRequest
-from fwk.server.admission import Receiver
+from fwk.interfaces.engine_pool import Engine, Receiver
 from fwk.server.engine_process import EngineProcess
 from fwk.types import (
     Abort,
@@ -55,19 +55,24 @@ PING_SECONDS = 0.5
 STOP_SECONDS = 3.0
 
 
-class EngineClient:
+class EngineClient(Engine):
     """One engine process and the requests sent to it. Lives on the event loop's thread.
 
     ``process``: one that was started before; by default ``start`` starts it.
     """
 
     def __init__(
-        self, config: Config, fingerprint: str, replica: int = 0, process: EngineProcess | None = None
+        self,
+        config: Config,
+        fingerprint: str,
+        index: int = 0,
+        num_engines: int = 1,
+        process: EngineProcess | None = None,
     ) -> None:
         self._config = config
-        self._replica = replica
-        self._is_alone = config.engine.data_parallel_size == 1
-        self._name = "the engine" if self._is_alone else f"engine {replica}"
+        self._index = index
+        self._num_engines = num_engines
+        self._name = "the engine" if num_engines == 1 else f"engine {index}"
         self._fingerprint = fingerprint
         self._receivers: dict[str, Receiver] = {}
         self._answers: dict[int, asyncio.Future[Any]] = {}
@@ -94,9 +99,10 @@ class EngineClient:
         if len(address) > 107:  # the system's limit for socket paths
             raise EngineDead(f"the temporary folder's path is too long for a socket: {self._folder}; set TMPDIR")
         self._ready = asyncio.get_running_loop().create_future()
-        self._process = self._process or EngineProcess(self._config.engine.data_parallel_size)
+        self._process = self._process or EngineProcess(self._num_engines)
         identity = secrets.token_hex(16)  # told through the pipe alone: no other process can speak for us
-        self._process.tell(LaunchSpec(address, identity, to_plain(self._config), self._fingerprint, self._replica))
+        plain, name = to_plain(self._config), self._name.removeprefix("the ")
+        self._process.tell(LaunchSpec(address, identity, plain, self._fingerprint, self._index, name))
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.IDENTITY, identity.encode())
         self._socket.setsockopt(zmq.LINGER, 0)
@@ -295,7 +301,7 @@ class EngineClient:
                 if self._ready is not None and not self._ready.done():
                     self._ready.set_result(message)
             case EngineFailed(text, detail, exit_code):
-                self._fail(text if self._is_alone else f"{self._name}: {text}", detail, exit_code)
+                self._fail(text if self._num_engines == 1 else f"{self._name}: {text}", detail, exit_code)
 
     def _note(self, stats: EngineStats) -> None:
         self.stats = stats
@@ -347,7 +353,7 @@ class EngineClient:
             name = self._name.removeprefix("the ")
             count = len(self._receivers)
             requests = "1 request" if count == 1 else f"{count} requests"
-            fate = "ended with an error" + ("" if self._is_alone else " or went to another engine")
+            fate = "ended with an error" + ("" if self._num_engines == 1 else " or went to another engine")
             log.error("%s dead: %s; %s %s; %s", name, why, requests, fate, done)
         if self._ready is not None and not self._ready.done():
             self._ready.set_exception(self._dead)

@@ -32,9 +32,9 @@ from fwk.interfaces.served_weights import ServedWeights
 from fwk.plugins import PluginSet, Registered
 from fwk.server.media_reader import MediaReader
 from fwk.server.middleware import current_headers
+from fwk.server.model_engines import ModelEngines
 from fwk.server.observer_dispatch import Observers
 from fwk.server.parsers import Parsers
-from fwk.server.replicas import Replicas
 from fwk.server.stream_interval import DeltaBuffer
 from fwk.server.streams import EventStream, PendingEmbedding, SequenceStream
 from fwk.text import ModelText, check_embed_input, prepare_input
@@ -72,7 +72,7 @@ class ServerFrontend(Frontend):
         self,
         card: ModelCard,
         text: ModelText,
-        client: Replicas,
+        client: ModelEngines,
         plugins: PluginSet,
         observers: Observers,
         default_sampling: Mapping[str, Any],
@@ -99,8 +99,8 @@ class ServerFrontend(Frontend):
         self.grammar_in_reasoning = options.grammar_in_reasoning
         self.media_reader: MediaReader | None = None
         self.placer: Callable[[list[int], Sequence[MediaItem]], PlacedInput] | None = None
-        client.on_stats = observers.step_finished
-        client.on_engine_death = observers.engine_died
+        client.pool.on_stats = observers.step_finished
+        client.pool.on_death = observers.engine_died
         self._threads = WaitingPool(options.tokenizer_worker_num, "fwk-text")
         self._processors = {item.name: item.declaration for item in plugins.family("logits_processors")}
 
@@ -134,7 +134,7 @@ class ServerFrontend(Frontend):
 
     @property
     def is_loaded(self) -> bool:
-        return not self._client.sleep.is_asleep
+        return self._client.pool.is_loaded
 
     def service(self, kind: type[T]) -> T | None:
         return self.parts.service(kind)
@@ -163,7 +163,7 @@ class ServerFrontend(Frontend):
         return function(*args, **kwargs)
 
     def check(self, item: GenerateInput) -> GenerateInput:
-        trouble = self._client.trouble()
+        trouble = self._client.pool.trouble()
         if trouble is not None:
             raise EngineDead(trouble)
         self.card.check_task("generate")
@@ -213,7 +213,7 @@ class ServerFrontend(Frontend):
     async def _update_weights(self, model: str, load_format: str | None, *, aborts: bool) -> int:
         # Noted before an engine reads the files, so that a change after it is noticed.
         weights = await asyncio.to_thread(self.note_weights, model, load_format)
-        num_waited = await self._client.update_weights(model, load_format, aborts=aborts)
+        num_waited = await self._client.exchange_weights(model, load_format, aborts=aborts)
         self.weights = weights
         return num_waited
 
@@ -224,7 +224,7 @@ class ServerFrontend(Frontend):
     async def generate(self, item: GenerateInput) -> AsyncGenerator[list[OutputDelta], None]:
         arrived = time.monotonic()
         async with self._through_features(item) as (item, parts):
-            async with self._client.sleep.awake():
+            async with self._client.use():
                 await self._check_grammar(item)  # it may have been checked before the engines had settled
                 request, record, stream = self._submit(item, arrived, parts)
             num_open = item.n
@@ -248,7 +248,7 @@ class ServerFrontend(Frontend):
                         yield deltas
             finally:
                 if num_open:
-                    self._client.abort(request.request_id)
+                    self._client.pool.abort(request.request_id)
                     record.finish_reasons += ("abort",) * num_open
                 self._client.forget(request.request_id)
                 record.finished = time.monotonic()
@@ -280,7 +280,7 @@ class ServerFrontend(Frontend):
         if delta.finish_reason is not None and not had_ended:
             sequence.is_done = True
             record.finish_reasons += (delta.finish_reason,)
-            self._client.abort(record.request_id, delta.index)
+            self._client.pool.abort(record.request_id, delta.index)
         return delta
 
     def _submit(
@@ -311,7 +311,7 @@ class ServerFrontend(Frontend):
         )
         if self._observers.wants_content:
             record.prompt_token_ids = item.prompt_token_ids
-        stream = EventStream(MAX_UNREAD + 8 * item.n, partial(self._client.pause, request.request_id))
+        stream = EventStream(MAX_UNREAD + 8 * item.n, partial(self._client.pool.pause, request.request_id))
         self._client.submit(request, stream.put)
         self._observers.request_arrived(record)
         return request, record, stream
@@ -325,7 +325,7 @@ class ServerFrontend(Frontend):
         return {name: value.decode("latin-1") for name in wanted if (value := given.get(name.encode())) is not None}
 
     def check_embed(self, item: EmbedInput) -> EmbedInput:
-        trouble = self._client.trouble()
+        trouble = self._client.pool.trouble()
         if trouble is not None:
             raise EngineDead(trouble)
         if self.card.task == "generate":
@@ -342,7 +342,7 @@ class ServerFrontend(Frontend):
         opened = AsyncExitStack()
         try:
             entered = [await opened.enter_async_context(self._through_features(item)) for item in items]
-            async with self._client.sleep.awake():
+            async with self._client.use():
                 for item, parts in entered:
                     calls.append(self._submit_embed(item, parts))
             return await asyncio.gather(*(call.vector for call in calls))
@@ -350,7 +350,7 @@ class ServerFrontend(Frontend):
             await opened.aclose()
             for call in calls:
                 if call.record.finished is None:
-                    self._client.abort(call.record.request_id)
+                    self._client.pool.abort(call.record.request_id)
                 call.end("abort")
                 self._client.forget(call.record.request_id)
 
@@ -404,7 +404,7 @@ class ServerFrontend(Frontend):
                 sequence.is_done = True
                 record.finish_reasons += (delta.finish_reason,)
                 if event.finish_reason is None:  # the engine does not know of stop strings
-                    self._client.abort(record.request_id, event.index)
+                    self._client.pool.abort(record.request_id, event.index)
         return deltas
 
     def close(self) -> None:

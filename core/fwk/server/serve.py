@@ -17,6 +17,7 @@ from fwk import __version__
 from fwk.config import Config
 from fwk.errors import ConfigError, EngineDead, PluginError
 from fwk.plugins import PluginSet
+from fwk.plugins.pools import model_router
 from fwk.process.file_limits import allow_more_descriptors
 from fwk.process.gc import gc_paused
 from fwk.process.malloc import Heap, return_large_blocks
@@ -24,9 +25,7 @@ from fwk.process.memory_limits import memory_in_words
 from fwk.server.admission import AdmissionController
 from fwk.server.app import Reports, guarded
 from fwk.server.engine_process import EngineProcess
-from fwk.server.engine_sleep import EngineMemory, SleepingModel
 from fwk.server.listening import Listening, bounds, forget, listen, offer, warn_if_open
-from fwk.server.model_router import ModelRouter
 from fwk.server.served_model import ServedModel, Shared
 from fwk.setup.checkpoint import locate, num_bytes
 from fwk.types import EngineReady
@@ -58,7 +57,6 @@ def serve(
     return_large_blocks()
     # fetch first, with progress: the engine process then finds it in place
     sizes = [num_bytes(locate(config, plugins, progress)) for config in configs]
-    _check_memory(configs, sizes)
     for engine in engines:
         engine.model_bytes = sizes[0]
     runner = asyncio.run
@@ -72,15 +70,6 @@ def serve(
     finally:
         if not server.is_replaced and (listening.predecessor is None or server.has_served):
             forget(options)
-
-
-def _check_memory(configs: Sequence[Config], sizes: Sequence[int]) -> None:
-    limit = configs[0].server.models_memory_limit
-    for config, size in zip(configs, sizes, strict=True):
-        if limit is not None and size > limit * 2**30:
-            raise ConfigError(
-                f"--models-memory-limit {limit:g}: the files of {config.model.model} alone hold {size / 2**30:.1f} GiB"
-            )
 
 
 def _ending_signals() -> list[signal.Signals]:
@@ -104,17 +93,14 @@ class _Server:
         self._options = configs[0].server
         self._listening = listening
         self._progress = progress
-        self._models = [ServedModel(config, plugins, engines if config is configs[0] else ()) for config in configs]
-        self._first = self._models[0]
-        self._admission = AdmissionController(self._options, sum(model.engines.max_open for model in self._models))
-        names = [(config.model.served_model_name or (config.model.model,))[0] for config in configs]
-        books = [
-            SleepingModel(name, model.engines.sleep, model.engines.pids, size)
-            for name, model, size in zip(names, self._models, sizes, strict=True)
+        self._plugins = plugins
+        pools: dict[str, dict[str, Any]] = {}
+        self._models = [
+            ServedModel(config, plugins, () if index else engines, index, size, pools)
+            for index, (config, size) in enumerate(zip(configs, sizes, strict=True))
         ]
-        limit = self._options.models_memory_limit
-        self._memory = EngineMemory(books, None if limit is None else int(limit * 2**30), self._options.idle_timeout)
-        self._books = books
+        self._first = self._models[0]
+        self._admission = AdmissionController(self._options, sum(m.engines.pool.max_open for m in self._models))
         self._started = time.monotonic()
         self._serves = asyncio.Event()
         self._serving = asyncio.Event()
@@ -131,13 +117,13 @@ class _Server:
         for number in _ending_signals():
             loop.add_signal_handler(number, lambda: (hurry if stop.is_set() else stop).set())
         try:
-            await self._first.engines.start()
+            await self._first.engines.pool.start()
             with gc_paused():
                 app = await self._build()
             log.info("%s", memory_in_words())
             http = HttpServer(app, bounds(self._options), self._listening.tls)
             serving = asyncio.create_task(self._serve(http))
-            resting = [asyncio.create_task(work) for work in (self._rest(), self._memory.watch())]
+            resting = asyncio.create_task(self._rest())
             code = await self._until_stopped(stop, serving)
             if self.is_replaced:
                 await self._retire(http, stop)
@@ -146,10 +132,9 @@ class _Server:
             await self._drain(hurry)
             http.stop()
             # whoever still waits for tokens is told that there will be none
-            await asyncio.gather(*(model.engines.close() for model in self._models))
+            await asyncio.gather(*(model.engines.pool.close() for model in self._models))
             await asyncio.gather(serving, return_exceptions=serving.cancelling() > 0)
-            for task in resting:
-                task.cancel()
+            resting.cancel()
             return code
         finally:
             for model in self._models:
@@ -162,16 +147,16 @@ class _Server:
         )
         for model in self._models:
             await model.start(shared)
-            model.engines.sleep.on_ready = partial(self._woken, model)
+            model.engines.pool.on_ready = partial(self._woken, model)
         for model in self._models[1:]:
-            await model.engines.sleep.begin_asleep()
+            await model.engines.pool.start()
         if len(self._models) == 1:
             return self._first.app
         self._check_names()
         for model in self._models:
             model.frontend.join([other.frontend for other in self._models])
         return guarded(
-            ModelRouter(self._models),
+            model_router(self._plugins, self._first.config)(self._models),
             [model.routes for model in self._models],
             self._options.max_body_bytes,
             self._admission,
@@ -184,7 +169,7 @@ class _Server:
             for name in model.frontend.names:
                 if name in seen:
                     raise ConfigError(
-                        f"two of what requests can name are called {name!r}: --also NAME=MODEL names another"
+                        f"two of what requests can name are called {name!r}: --served-model-name gives one another name"
                     )
                 seen.add(name)
 
@@ -193,23 +178,21 @@ class _Server:
 
     def _trouble(self) -> str | None:
         """Why no model can be served; while the first one is starting, that."""
-        troubles = [model.engines.trouble() for model in self._models]
-        if troubles[0] is not None and not self._first.engines.has_started:
+        troubles = [model.engines.pool.trouble() for model in self._models]
+        if troubles[0] is not None and not self._first.engines.pool.has_started:
             return troubles[0]
         return troubles[0] if all(troubles) else None
 
     def _degraded(self) -> str | None:
         if len(self._models) == 1:
             return self._first.degraded()
-        found = [(model.name, model.engines.trouble() or model.engines.degraded()) for model in self._models]
+        found = [(model.name, model.engines.pool.trouble() or model.engines.pool.degraded()) for model in self._models]
         return "; ".join(f"{name}: {why}" for name, why in found if why) or None
 
     def _info(self, model: ServedModel) -> dict[str, Any]:
         info = model.info()
         if len(self._models) > 1:
-            info["models"] = [
-                {"name": book.name, "asleep": book.sleep.is_asleep, "num_bytes": book.num_bytes} for book in self._books
-            ]
+            info["models"] = [{"name": one.name, **one.engines.pool.summary()} for one in self._models]
         return info
 
     async def _serve(self, http: HttpServer) -> None:
@@ -269,7 +252,7 @@ class _Server:
 
     async def _until_stopped(self, stop: asyncio.Event, serving: asyncio.Task[None]) -> int:
         stopped = asyncio.create_task(stop.wait())
-        ready = asyncio.create_task(self._first.engines.wait_ready())
+        ready = asyncio.create_task(self._first.engines.pool.wait_ready())
         await asyncio.wait([stopped, ready, serving], return_when=asyncio.FIRST_COMPLETED)
         if not ready.done():
             ready.cancel()
@@ -300,7 +283,6 @@ class _Server:
         lines, room = first.told()
         for line in lines:
             self._progress(line)
-        first.engines.sleep.note_ready()
         names = first.name
         if len(self._models) > 1:
             names += " and, on first use, " + ", ".join(model.name for model in self._models[1:])

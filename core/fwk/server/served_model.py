@@ -15,13 +15,11 @@ from fwk.config import Config
 from fwk.errors import FwkError
 from fwk.features.declared import declared
 from fwk.features.server import build_server_features
-from fwk.interfaces.balance import BalanceContext, LoadBalancer
-from fwk.interfaces.declaration import Facts
 from fwk.interfaces.dialect import ModelCard
+from fwk.interfaces.engine_pool import EnginePoolContext, ModelApp
 from fwk.interfaces.feature import ServerPartContext
-from fwk.interfaces.lifecycle import PluginLifecycle
 from fwk.interfaces.served_weights import ServedWeights
-from fwk.plugins import PluginFactory, PluginSet, Selection, choose
+from fwk.plugins import PluginFactory, PluginSet, Selection
 from fwk.plugins.selection import check_strict, check_used
 from fwk.server.admission import AdmissionController
 from fwk.server.app import Reports, build_app, unguarded_app
@@ -31,10 +29,10 @@ from fwk.server.helper import new_helper, place_media, vet_grammar, warm_up, war
 from fwk.server.keys import Keys
 from fwk.server.lifecycle import LifecycleManager
 from fwk.server.media_reader import MediaReader
-from fwk.server.memory_release import MemoryRelease
+from fwk.server.model_engines import FeatureCall, ModelEngines
 from fwk.server.observer_dispatch import Observers
 from fwk.server.parsers import Parsers, tool_note
-from fwk.server.replicas import FeatureCall, Replicas
+from fwk.server.pools import PoolBuilder
 from fwk.server.route_registry import RouteRegistry
 from fwk.server.server_info import describe
 from fwk.server.switching import PluginSwitcher, ServerComponents
@@ -67,17 +65,6 @@ class Shared:
     num_models: int
 
 
-def _load_balancer(
-    config: Config, factory: PluginFactory, lifecycles: LifecycleManager, selection: Selection
-) -> tuple[LoadBalancer, PluginLifecycle]:
-    item = selection.chosen
-    assert item is not None
-    check_used(factory.plugins, config.plugin_options, {"load_balancers": item.name})
-    lifecycle = lifecycles.make(item.source)
-    num_replicas = config.engine.data_parallel_size
-    return factory.build(item, BalanceContext, num_replicas=num_replicas, lifecycle=lifecycle), lifecycle
-
-
 def _noted(opened: OpenedModel) -> ServedWeights | None:
     try:
         return ServedWeights.of(opened.loader, opened.checkpoint)
@@ -96,21 +83,35 @@ def _room(card: ModelCard, ready: EngineReady) -> str:
     return f"{least}{ready.num_blocks // ready.num_block_tables * ready.block_size} tokens of KV cache"
 
 
-class ServedModel:
-    """A model from its opening to its end. ``start`` builds all but the engines."""
+class ServedModel(ModelApp):
+    """A model from its opening to its end. ``start`` builds all but the engines.
+
+    engines: processes started before, for its first engines. index: among the server's models. size: bytes of its
+    files. pools: dictionaries that the pools of all models share, by plugin.
+    """
 
     frontend: ServerFrontend
     app: FastAPI
     plugin_switcher: PluginSwitcher
 
-    def __init__(self, config: Config, plugins: PluginSet, engines: Sequence[EngineProcess] = ()) -> None:
+    def __init__(
+        self,
+        config: Config,
+        plugins: PluginSet,
+        engines: Sequence[EngineProcess],
+        index: int,
+        size: int,
+        pools: dict[str, dict[str, Any]],
+    ) -> None:
         self.config = config
         self._plugins = plugins
         self._factory = PluginFactory(plugins, config.plugin_options)
         self.lifecycles = LifecycleManager()
-        self._selections = [choose(plugins, "load_balancers", config.engine.load_balance_method, Facts())]
-        balancer, self._balancers_life = _load_balancer(config, self._factory, self.lifecycles, self._selections[0])
-        self.engines = Replicas(config, plugins.fingerprint, balancer, engines)
+        name = (config.model.served_model_name or (config.model.model,))[0]
+        context = partial(EnginePoolContext, model=config.model.model, name=name, model_index=index, model_bytes=size)
+        self._pools = PoolBuilder(config, plugins, engines, context, pools)
+        self.engines = ModelEngines(config, self._pools.build)
+        self._selections: list[Selection] = [*self._pools.selections]
         self._observers = Observers()
         self._ready: EngineReady | None = None
         self._helper = new_helper(config)
@@ -119,7 +120,7 @@ class ServedModel:
         self._admission: AdmissionController | None = None
         self._has_started = False
         self._keys = Keys()
-        self._features_on = [item.key for item, _, _ in declared(self._factory)]
+        self._on = [*self._pools.by_plugin, *(item.key for item, _, _ in declared(self._factory))]
 
     @property
     def name(self) -> str:
@@ -140,7 +141,8 @@ class ServedModel:
         self._keys = shared.keys
         self._admission = shared.admission
         opened = open_model(self.config, self._plugins, shared.progress)
-        await self.lifecycles.begin(self._balancers_life)
+        for lifecycle in self._pools.lifecycles:
+            await self.lifecycles.begin(lifecycle)
         self._build(opened, shared)
         if opened.task == "generate":
             self.frontend.prepare()
@@ -176,7 +178,7 @@ class ServedModel:
         assert self._ready is not None
         ready = self._ready
         chosen = ", ".join(f"{family} {name}" for family, name in sorted(ready.chosen.items()))
-        num_engines = self.config.engine.data_parallel_size
+        num_engines = self._pools.num_engines
         engines = f"{num_engines} engines, " if num_engines > 1 else ""
         notes = [f"note: {reason}" for reason in self._reasons(ready)]
         return [*notes, f"plugins: {chosen}"], engines + _room(self.frontend.card, ready)
@@ -191,7 +193,7 @@ class ServedModel:
             self.frontend.close()
         await asyncio.to_thread(self._observers.close)
         await self.lifecycles.end()
-        await self.engines.close()
+        await self.engines.pool.close()
         self._payloads.close()
 
     def _card(self, opened: OpenedModel) -> ModelCard:
@@ -224,10 +226,6 @@ class ServedModel:
         note = tool_note(parsers, text.shows_tools) if opened.task == "generate" and text.has_tokenizer else None
         if note is not None:
             shared.progress(f"note: {note}")
-        if config.engine.load_balance_method != "auto" and config.engine.data_parallel_size == 1:
-            shared.progress(
-                "note: --load-balance-method chooses among engines, and there is one (--data-parallel-size)"
-            )
         vet = partial(vet_grammar, self._helper, config.server.grammar_timeout)
         grammars = Grammars(self._factory, lambda: text, opened.config.vocab_size, opened.eos_token_ids, vet)
         self._selections += [parsers.tool.selection, parsers.reasoning.selection]
@@ -260,8 +258,8 @@ class ServedModel:
         self._open_features()
         self.plugin_switcher = PluginSwitcher(config, plugins, components, text.chat_template)
         self.routes.register("plugin_switcher", lambda app: None, self.plugin_switcher.routes)
-        if config.server.enable_memory_saver:
-            self.routes.register("memory", lambda app: None, MemoryRelease(self.engines.sleep).routes)
+        for key, pool in self._pools.by_plugin.items():
+            self.routes.register(key, lambda app: None, pool.admin_routes)
 
     def _open_features(self) -> None:
         frontend = self.frontend
@@ -297,7 +295,7 @@ class ServedModel:
 
     def degraded(self) -> str | None:
         """What of it cannot be used, while it serves."""
-        return self.engines.degraded() or (self.frontend.parts.trouble() if self._has_started else None)
+        return self.engines.pool.degraded() or (self.frontend.parts.trouble() if self._has_started else None)
 
     def _note_weights(self, model: str, load_format: str | None) -> ServedWeights | None:
         """The files of a checkpoint as they are now; None when there is none, which an engine will say."""
@@ -328,12 +326,12 @@ class ServedModel:
         return {
             **describe(config, self._plugins, self._keys),
             "chosen": chosen,
-            "active": sorted([*self._features_on, *(switcher.active() if switcher is not None else [])]),
+            "active": sorted([*self._on, *(switcher.active() if switcher is not None else [])]),
             "active_fingerprint": switcher.fingerprint(chosen) if switcher is not None and ready is not None else None,
             "reasons": self._reasons(ready),
             "refused": self._refused(ready),
             "missed_events": self._observers.missed(),
             "max_model_len": ready.max_model_len if ready else None,
             "kv_cache": {"num_blocks": ready.num_blocks, "block_size": ready.block_size} if ready else None,
-            "replicas": self.engines.info(),
+            "replicas": self.engines.pool.info(),
         }

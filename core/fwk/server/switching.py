@@ -28,9 +28,9 @@ from fwk.plugins.options import flag, normal
 from fwk.plugins.selection import is_enabled, plugin_options
 from fwk.server.frontend import ServerFrontend
 from fwk.server.lifecycle import LifecycleManager
+from fwk.server.model_engines import ModelEngines
 from fwk.server.observer_dispatch import Listener, Observers
 from fwk.server.parsers import ParserChoice, Parsers
-from fwk.server.replicas import Replicas
 from fwk.server.route_registry import RouteRegistry
 
 log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class ServerComponents:
     observers: Observers
     parsers: Parsers
     routes: RouteRegistry
-    engines: Replicas
+    engines: ModelEngines
     lifecycles: LifecycleManager
     shared: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])  # ObserverContext.shared
 

@@ -58,16 +58,17 @@ def _build(config: Config, plugins: PluginSet, item: Registered) -> tuple[Device
     return device, device.missing()
 
 
-def take_device(device: Device, name: str, group: ParallelGroup, replica: int) -> torch.device:
-    """The device of a rank, for the calling thread. Where each needs one of its own, those of replica 0 come first.
+def take_device(device: Device, name: str, group: ParallelGroup, engine_index: int) -> torch.device:
+    """The device of a rank, for the calling thread. Where each needs one of its own, those of the first engine come
+    first.
 
     Raises ``ConfigError`` when there are too few.
     """
     group.collective = device.collective
-    index, count = replica * group.local_size + group.local_rank, device.count()
+    index, count = engine_index * group.local_size + group.local_rank, device.count()
     if count is not None and index >= count:
         raise ConfigError(
-            f"rank {group.rank} of engine {replica} needs a {name} device of its own, but {count} can be seen; lower "
-            "--tensor-parallel-size or --data-parallel-size, or look at CUDA_VISIBLE_DEVICES and its like"
+            f"rank {group.rank} of engine {engine_index} needs a {name} device of its own, but {count} can be seen; "
+            "lower --tensor-parallel-size or the number of engines, or look at CUDA_VISIBLE_DEVICES and its like"
         )
     return device.take(index)

@@ -36,6 +36,7 @@ from fwk.types.messages import (
     TokenEvent,
     WeightsAction,
     WorkersAnswer,
+    total_stats,
 )
 from fwk.types.model_config import ModelConfig, PoolingConfig, RopeConfig
 from fwk.types.request import (
@@ -94,4 +95,5 @@ __all__ = [
     "WorkersAnswer",
     "cache_namespace",
     "tenant_of",
+    "total_stats",
 ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any, Literal
 
 import msgspec
@@ -139,6 +141,32 @@ class EngineStats(msgspec.Struct, array_like=True, frozen=True):
     """What the rest of the steps with drafts took."""
     features: dict[str, dict[str, float]] = {}
     """Numbers of features' parts in the engine; gauges among them are those whose names begin with ``num_``."""
+
+    def without_gauges(self) -> EngineStats:
+        """What is left of an engine that has ended: what it had done, which counters must not lose."""
+        features = {
+            name: {field: 0 if field.startswith("num_") else number for field, number in numbers.items()}
+            for name, numbers in self.features.items()
+        }
+        gauges = {name: 0 for name in self.__struct_fields__ if name.startswith("num_")}
+        return msgspec.structs.replace(self, **gauges, features=features)
+
+
+def total_stats(every: Sequence[EngineStats]) -> EngineStats:
+    """Engines' numbers together: every field counts something, so they add up."""
+    if len(every) == 1:
+        return every[0]
+    by_position = tuple(map(sum, zip_longest(*(stats.accepted_by_position for stats in every), fillvalue=0)))
+    names = [name for name in EngineStats.__struct_fields__ if name not in ("accepted_by_position", "features")]
+    features: dict[str, dict[str, float]] = {}
+    for name, numbers in [item for stats in every for item in stats.features.items()]:
+        own = features.setdefault(name, {})
+        own |= {field: own.get(field, 0) + number for field, number in numbers.items()}
+    return EngineStats(
+        **{name: sum(getattr(stats, name) for stats in every) for name in names},
+        accepted_by_position=by_position,
+        features=features,
+    )
 
 
 class StepOutputs(msgspec.Struct, tag=True, frozen=True):

@@ -28,6 +28,7 @@ from fwk.interfaces.sampling import LogitsProcessor, Sampler, SamplerSpec, Sampl
 from fwk.interfaces.speculative import SpeculativeContext, SpeculativeDecoder
 from fwk.interfaces.weights_cache import WeightsCache
 from fwk.native.thread_pool import ThreadPool
+from fwk.plugins.pools import num_engines
 from fwk.setup.devices import take_device
 from fwk.setup.resolve import ModelSetup
 from fwk.text import ModelText, model_text
@@ -104,16 +105,16 @@ class WorkerParts:
 class WorkerBuilder:
     """Builds the worker of one rank: models first, then the KV cache for their layers, then the runner."""
 
-    def __init__(self, config: Config, setup: ModelSetup, group: ParallelGroup, replica: int) -> None:
+    def __init__(self, config: Config, setup: ModelSetup, group: ParallelGroup, engine_index: int) -> None:
         self._config = config
         self._setup = setup
         self._factory = setup.factory
         self._group = group
-        self._replica = replica
+        self._engine_index = engine_index
         self._files = ModelHash(setup.opened.path)
         if needs_hash(config, setup):
             self._files.start()
-        self._device = take_device(setup.device, setup.chosen_device.name, group, replica)
+        self._device = take_device(setup.device, setup.chosen_device.name, group, engine_index)
         if config.engine.cpu_threads is not None:
             torch.set_num_threads(config.engine.cpu_threads)
         self.threads = ThreadPool(torch.get_num_threads())
@@ -330,7 +331,7 @@ class WorkerBuilder:
             self._setup.device.is_host,
             self._group.rank,
             self._group.size,
-            self._replica,
+            self._engine_index,
         )
         observers = self.parts.observers = WorkerObservers(self._config, self._factory.plugins, context)
         self.parts.operations |= observers.operations()
@@ -521,7 +522,7 @@ class WorkerBuilder:
         return self._memory()
 
     def _memory(self) -> MemoryInfo:
-        num_sharers = self._group.local_size * self._config.engine.data_parallel_size
+        num_sharers = self._group.local_size * num_engines(self._factory.plugins, self._config.plugin_options)
         return self._setup.device.memory(self._device, num_sharers)
 
     def _open_store(self, num_blocks: int) -> None:

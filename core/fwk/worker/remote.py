@@ -17,9 +17,9 @@ from fwk.process.progress import set_up_progress
 log = logging.getLogger(__name__)
 
 
-def worker_recipe(config: Config, plugins: PluginSet, replica: int) -> WorkerRecipe:
+def worker_recipe(config: Config, plugins: PluginSet, engine_index: int) -> WorkerRecipe:
     """Everything a process with the same plugins needs to make a worker like the one made here."""
-    plain = {"config": to_plain(config), "fingerprint": plugins.fingerprint, "replica": replica}
+    plain = {"config": to_plain(config), "fingerprint": plugins.fingerprint, "engine_index": engine_index}
     return WorkerRecipe(f"{__name__}:{make_worker.__name__}", plain)
 
 
@@ -39,4 +39,4 @@ def make_worker(plain: dict[str, Any], group: ParallelGroup) -> Worker:
             f"({plain['fingerprint']}): a plugin is installed in only one of them"
         )
     setup = resolve(config, open_model(config, plugins, log.info), plugins)
-    return LocalWorker(config, setup, group, plain["replica"])
+    return LocalWorker(config, setup, group, plain["engine_index"])

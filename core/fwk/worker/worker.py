@@ -24,8 +24,8 @@ from fwk.worker.runner.observing import Runner
 class LocalWorker(Worker):
     """Loads the model, executes batches, and answers the engine's calls. ``WorkerBuilder`` makes its parts."""
 
-    def __init__(self, config: Config, setup: ModelSetup, group: ParallelGroup, replica: int = 0) -> None:
-        self._builder = WorkerBuilder(config, setup, group, replica)
+    def __init__(self, config: Config, setup: ModelSetup, group: ParallelGroup, engine_index: int = 0) -> None:
+        self._builder = WorkerBuilder(config, setup, group, engine_index)
         self._parts = self._builder.parts
         self._operations = self._parts.operations
         self._runner: Runner | None = None

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from fwk_kit.testing.caches import CacheTierSuite, PrefixCacheSuite
     from fwk_kit.testing.devices import DeviceSuite
     from fwk_kit.testing.dialects import DialectSuite
+    from fwk_kit.testing.engine_pools import EnginePoolSuite
     from fwk_kit.testing.executors import ExecutorSuite
     from fwk_kit.testing.expert_placers import ExpertPlacerSuite
     from fwk_kit.testing.features import FeatureSuite
@@ -74,6 +75,7 @@ __all__ = [
     "Call",
     "DeviceSuite",
     "DialectSuite",
+    "EnginePoolSuite",
     "ExecutorSuite",
     "ExpertPlacerSuite",
     "FeatureSuite",

@@ -9,18 +9,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.helpers.pools import replicas_of
 
 from fwk import SamplingParams
-from fwk.config import Config, EngineOptions
+from fwk.config import Config
 from fwk.errors import ConfigError, EngineDead, InvalidRequest
 from fwk.features.server import ServerFeatures, _Built
 from fwk.interfaces.balance import BalanceContext, LoadBalancer
 from fwk.interfaces.dialect import GenerateInput, ModelCard
 from fwk.interfaces.feature import ServerPartContext
-from fwk.server import replicas as module
 from fwk.server.frontend import ServerFrontend
+from fwk.server.model_engines import ModelEngines
 from fwk.server.observer_dispatch import Observers
-from fwk.server.replicas import Replicas
 from fwk.text.prompt_limits import PromptLimits
 from fwk_lora.feature import Adapted, LoRAOptions
 from fwk_lora.feature.server import AdapterNames
@@ -29,7 +29,7 @@ from fwk_lora.feature.server import AdapterNames
 class Client:
     """An engine that answers as it is told to, or remembers what it has."""
 
-    def __init__(self, config: Config, fingerprint: str, replica: int, process: object = None) -> None:
+    def __init__(self, config: Config, fingerprint: str, replica: int, count: int, process: object = None) -> None:
         self.names: set[str] = set()
         self.wrong: Exception | None = None
         self.key = "k"
@@ -55,25 +55,24 @@ class Client:
         return [name, self.key, *(rest or [""]), 4]
 
 
-@pytest.fixture
-def clients(monkeypatch: pytest.MonkeyPatch) -> list[Client]:
-    made: list[Client] = []
-
-    def make(*arguments: Any) -> Client:
-        made.append(Client(*arguments))
-        return made[-1]
-
-    monkeypatch.setattr(module, "EngineClient", make)
-    return made
+class First(LoadBalancer):
+    def choose(self, request: Any, replicas: Any) -> Any:
+        return replicas[0]
 
 
 @pytest.fixture
-def engines(clients: list[Client]) -> Replicas:
-    class First(LoadBalancer):
-        def choose(self, request: Any, replicas: Any) -> Any:
-            return replicas[0]
+def model(monkeypatch: pytest.MonkeyPatch) -> Any:
+    return replicas_of(monkeypatch, Client, First(BalanceContext(3)))
 
-    return Replicas(Config(engine=EngineOptions(data_parallel_size=3)), "f", First(BalanceContext(3)))
+
+@pytest.fixture
+def clients(model: Any) -> list[Client]:
+    return model[2]
+
+
+@pytest.fixture
+def engines(model: Any) -> ModelEngines:
+    return model[0]
 
 
 class Sources:
@@ -85,7 +84,7 @@ class Sources:
         return iter([(None, found)])
 
 
-def part_for(frontend: Any, engines: Replicas, **options: Any) -> AdapterNames:
+def part_for(frontend: Any, engines: ModelEngines, **options: Any) -> AdapterNames:
     """The server's part, which the frontend has from now on."""
     context = ServerPartContext(
         "lora",
@@ -103,7 +102,7 @@ def part_for(frontend: Any, engines: Replicas, **options: Any) -> AdapterNames:
 
 
 @pytest.fixture
-def frontend(engines: Replicas) -> Any:
+def frontend(engines: ModelEngines) -> Any:
     text: Any = SimpleNamespace(limits=PromptLimits())
     grammars: Any = SimpleNamespace(kinds=frozenset(), check=lambda grammar: None, use=lambda name: None)
     plugins: Any = SimpleNamespace(family=lambda name: [])
@@ -115,7 +114,7 @@ def frontend(engines: Replicas) -> Any:
 
 
 @pytest.fixture
-def part(frontend: Any, engines: Replicas) -> AdapterNames:
+def part(frontend: Any, engines: ModelEngines) -> AdapterNames:
     return part_for(frontend, engines)
 
 
@@ -152,7 +151,7 @@ async def test_engines_that_die_meanwhile(part: AdapterNames, clients: list[Clie
 
 
 async def test_an_engine_in_anothers_place_gets_what_that_one_had(
-    frontend: ServerFrontend, engines: Replicas, clients: list[Client]
+    frontend: ServerFrontend, engines: ModelEngines, clients: list[Client]
 ) -> None:
     for client in clients:
         client.first = {"x", "y"}
@@ -187,7 +186,7 @@ async def test_what_clients_see_of_where_it_came_from(frontend: ServerFrontend) 
 
 
 async def test_a_request_that_comes_before_the_engines_have_loaded_it_is_early(
-    frontend: ServerFrontend, engines: Replicas, clients: list[Client]
+    frontend: ServerFrontend, engines: ModelEngines, clients: list[Client]
 ) -> None:
     part = part_for(frontend, engines, lora_paths=("a=/a",))
     assert list(frontend.adapters) == ["a"]
@@ -215,6 +214,6 @@ def test_without_the_feature_a_request_is_told_what_it_needs(frontend: ServerFro
         frontend.check(GenerateInput([1], SamplingParams(max_tokens=1), adapter="a"))
 
 
-def test_the_models_own_name_is_taken(frontend: ServerFrontend, engines: Replicas) -> None:
+def test_the_models_own_name_is_taken(frontend: ServerFrontend, engines: ModelEngines) -> None:
     with pytest.raises(ConfigError, match="'tiny' is the served model's own name"):
         part_for(frontend, engines, lora_paths=("tiny=/a",))

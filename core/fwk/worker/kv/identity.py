@@ -19,7 +19,7 @@ from fwk.setup.resolve import ModelSetup
 _HARMLESS = frozenset(
     {
         "cache", "cache_tiers", "schedulers", "executors", "samplers", "logits_processors", "grammar", "tool_parsers",
-        "reasoning_parsers", "dialects", "observers", "kv_transfer", "model_sources",
+        "reasoning_parsers", "dialects", "observers", "kv_transfer", "model_sources", "engine_pools", "load_balancers",
     }
 )  # fmt: skip
 """Families that cannot change what a token's K/V is. Whatever is not named here is taken for one that can."""
@@ -84,7 +84,7 @@ def kv_identity(
 
 _OWN = frozenset(
     {
-        "cpu_threads", "data_parallel_size", "disable_progress_bars", "schedule_conservativeness", "enable_mixed_chunk",
+        "cpu_threads", "disable_progress_bars", "schedule_conservativeness", "enable_mixed_chunk",
         "num_continuous_decode_steps",
     }
 )  # fmt: skip

@@ -113,27 +113,26 @@ class ProcessesSpec(ExecutorSpec):
     def check_server(self, configs: Sequence[Config], options: Any) -> None:
         if options is None or options.nnodes == 1:
             return
-        engine, server, nodes = configs[0].engine, configs[0].server, f"--nnodes {options.nnodes}"
+        engine, nodes = configs[0].engine, f"--nnodes {options.nnodes}"
         if engine.tensor_parallel_size % options.nnodes:
             raise ConfigError(
                 f"{nodes} does not divide --tensor-parallel-size {engine.tensor_parallel_size}, whose ranks the nodes "
                 "share evenly"
             )
-        if engine.data_parallel_size > 1:
-            raise ConfigError(
-                f"{nodes} is not possible with --data-parallel-size {engine.data_parallel_size}: start a server "
-                "for each replica, and put a load balancer in front of them"
-            )
         if len(configs) > 1:
             raise ConfigError(f"{nodes} is not possible with several models (--also): start a server for each")
-        for name in ("take_over", "idle_timeout", "enable_memory_saver"):
-            if getattr(server, name):
-                raise ConfigError(
-                    f"{nodes} is not possible with --{name.replace('_', '-')}: the other nodes stay with one engine"
-                )
+        if configs[0].server.take_over:
+            raise ConfigError(f"{nodes} is not possible with --take-over: the other nodes stay with one engine")
         from fwk_executors.processes.secret import read_secret  # noqa: PLC0415 - with several machines only
 
         read_secret(options.dist_token_file)
+
+    def one_engine(self, options: Any) -> tuple[str, str] | None:
+        if options is None or options.nnodes == 1:
+            return None
+        return f"--nnodes {options.nnodes}", (
+            "the other nodes stay with one engine: start a server for each, with a load balancer in front of them"
+        )
 
     def is_local(self, options: Any) -> bool:
         return options is None or options.nnodes == 1

@@ -156,26 +156,23 @@ class RemotePrefillSpec(FeatureSpec):
 
     def check_server(self, configs: Sequence[Config], options: RemotePrefillOptions) -> None:
         options.secret()
-        engine, server = configs[0].engine, configs[0].server
         mode = f"--disaggregation-mode {options.disaggregation_mode}"
-        if engine.data_parallel_size > 1:
-            raise ConfigError(
-                f"{mode} is not possible with --data-parallel-size {engine.data_parallel_size}: start a server for "
-                "each engine, and name all that compute prompts in --disaggregation-prefill-servers"
-            )
         if len(configs) > 1:
             raise ConfigError(f"{mode} is not possible with several models (--also): start servers for each")
-        for name in ("take_over", "idle_timeout", "enable_memory_saver"):
-            if getattr(server, name, None):
-                raise ConfigError(
-                    f"{mode} is not possible with --{name.replace('_', '-')}: other servers count on this one's workers"
-                )
+        if configs[0].server.take_over:
+            raise ConfigError(f"{mode} is not possible with --take-over: other servers count on this one's workers")
         for key, given in configs[0].plugin_options.items():
             if key.startswith("executors.") and str(given.get("nnodes", 1)) != "1":
                 raise ConfigError(
                     f"--nnodes {given['nnodes']} is not possible with {mode}: ranks of one machine exchange K/V with "
                     "those of one other"
                 )
+
+    def one_engine(self, options: RemotePrefillOptions) -> tuple[str, str]:
+        return f"--disaggregation-mode {options.disaggregation_mode}", (
+            "start a server for each engine, and name all that compute prompts in --disaggregation-prefill-servers: "
+            "other servers count on this one's workers"
+        )
 
     def check_run(self, run: FeatureRun, options: RemotePrefillOptions) -> None:
         mode = f"--disaggregation-mode {options.disaggregation_mode}"

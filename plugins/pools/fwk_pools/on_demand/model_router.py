@@ -9,7 +9,7 @@ from urllib.parse import parse_qs
 import msgspec
 from starlette.types import Message, Receive, Scope, Send
 
-from fwk.server.served_model import ServedModel
+from fwk.interfaces.engine_pool import ModelApp
 
 
 class _Named(msgspec.Struct):
@@ -29,7 +29,7 @@ class ModelRouter:
     model, say), and no name was given, to the others.
     """
 
-    def __init__(self, models: Sequence[ServedModel]) -> None:
+    def __init__(self, models: Sequence[ModelApp]) -> None:
         self._models = models
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -51,7 +51,7 @@ class ModelRouter:
         await last.app(scope, _replayed(messages, receive), send)
 
     @staticmethod
-    async def _is_answered(model: ServedModel, scope: Scope, receive: Receive, send: Send) -> bool:
+    async def _is_answered(model: ModelApp, scope: Scope, receive: Receive, send: Send) -> bool:
         """Whether a model has an answer to send; a 404 is not sent."""
         is_unknown = False
 

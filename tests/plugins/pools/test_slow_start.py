@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fwk.server.slow_start import SlowStart
+from fwk_pools.replicas.slow_start import SlowStart
 
 
 class Clock:

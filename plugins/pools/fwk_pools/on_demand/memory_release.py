@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 from starlette.responses import Response
 
 from fwk.errors import InvalidRequest
-from fwk.server.engine_sleep import EngineSleep
+from fwk_pools.on_demand.engine_sleep import EngineSleep
 
 PARTS = frozenset({"kv_cache", "weights", "cuda_graph"})
 

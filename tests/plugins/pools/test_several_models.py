@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from fwk.cli.several import model_configs
 from fwk.errors import ConfigError
 from fwk.plugins import discover
-from fwk.server.model_router import ModelRouter
+from fwk.plugins.pools import server_configs
+from fwk_pools.on_demand.model_router import ModelRouter
 
 
 def configs(**given: Any) -> list[Any]:
-    return model_configs(discover(), given)
+    return server_configs(discover(), given, print)
 
 
 def test_common_options_hold_for_all_and_those_of_one_model_do_not() -> None:
@@ -127,6 +127,6 @@ def test_a_file_lists_models(tmp_path: Path) -> None:
     file = tmp_path / "models.yaml"
     file.write_text("idle-timeout: 60\nmodels:\n  - model: A\n  - {model: B, served-model-name: b}\n")
     plugins, given, _ = read_given(_parser(), ["--config", str(file)])
-    found = model_configs(plugins, given)
+    found = server_configs(plugins, given, print)
     assert [one.model.model for one in found] == ["A", "B"]
-    assert found[0].server.idle_timeout == 60
+    assert [one.plugin_options["engine_pools.on_demand"]["idle_timeout"] for one in found] == [60, 60]

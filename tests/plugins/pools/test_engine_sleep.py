@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from fwk.errors import ConfigError, EngineDead
-from fwk.server.engine_sleep import EngineMemory, EngineSleep, SleepingModel
 from fwk.types import EngineReady
+from fwk_pools.on_demand.engine_memory import EngineMemory, SleepingModel
+from fwk_pools.on_demand.engine_sleep import EngineSleep
 
 READY = EngineReady("f", 10, 16, 100, 320, {}, [])
 

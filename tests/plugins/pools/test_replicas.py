@@ -9,25 +9,26 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.helpers.pools import replicas_of
 
 from fwk import SamplingParams
-from fwk.config import Config, EngineOptions
+from fwk.config import Config
 from fwk.engine.core import _check_same_weights, build_engine
 from fwk.errors import EngineDead, InvalidRequest, ModelLoadError
 from fwk.interfaces.balance import BalanceContext, LoadBalancer, Replica
 from fwk.plugins import discover
 from fwk.plugins.options import build_config
-from fwk.server import replicas as module
-from fwk.server.replicas import Replicas, total
+from fwk.server.model_engines import ModelEngines
 from fwk.setup.checkpoint import open_model
 from fwk.setup.resolve import resolve
-from fwk.types import EngineReady, EngineStats, Request, TokenEvent
+from fwk.types import EngineReady, EngineStats, Request, TokenEvent, total_stats
+from fwk_pools.replicas.pool import Replicas
 
 
 class Client:
     """An engine that does nothing."""
 
-    def __init__(self, config: Config, fingerprint: str, replica: int, process: object = None) -> None:
+    def __init__(self, config: Config, fingerprint: str, replica: int, count: int, process: object = None) -> None:
         self.replica = replica
         self.sent: list[tuple[Any, ...]] = []
         self.receivers: dict[str, Any] = {}
@@ -84,17 +85,14 @@ class Last(LoadBalancer):
 
 
 @pytest.fixture
-def three(monkeypatch: pytest.MonkeyPatch) -> tuple[Replicas, list[Client]]:
-    clients: list[Client] = []
-
-    def make(*arguments: Any) -> Client:
-        clients.append(Client(*arguments))
-        return clients[-1]
-
-    monkeypatch.setattr(module, "EngineClient", make)
+def model(monkeypatch: pytest.MonkeyPatch) -> tuple[ModelEngines, Replicas, list[Client]]:
     Last.seen.clear()
-    config = Config(engine=EngineOptions(data_parallel_size=3))
-    return Replicas(config, "f", Last(BalanceContext(3))), clients
+    return replicas_of(monkeypatch, Client, Last(BalanceContext(3)))
+
+
+@pytest.fixture
+def three(model: tuple[ModelEngines, Replicas, list[Client]]) -> tuple[Replicas, list[Client]]:
+    return model[1:]
 
 
 def request(name: str, n: int = 1) -> Request:
@@ -211,7 +209,7 @@ def test_numbers_are_sums_and_counters_outlive_their_engine(three: tuple[Replica
     assert clients[0].on_stats is not None
     clients[0].on_stats(EngineStats(num_blocks=10, num_free_blocks=10, steps=7))
     assert told[-1] == EngineStats(num_running=2, num_blocks=20, num_free_blocks=14, steps=307)
-    assert total([told[0]]) is told[0]
+    assert total_stats([told[0]]) is told[0]
     assert [entry["stats"]["steps"] for entry in engines.info()] == [7, 100, 200]
     assert msgspec.json.encode(engines.info())
 
@@ -231,16 +229,15 @@ def test_engines_give_different_seeds_to_requests_without_one(tiny_folder: Path)
     [(InvalidRequest("it does not fit", "model_path"), "does not fit"), ("other files", "changed meanwhile")],
 )
 async def test_weights_that_one_engine_refuses_are_forgotten_by_all(
-    three: tuple[Replicas, list[Client]], answer: str | Exception, words: str
+    model: tuple[ModelEngines, Replicas, list[Client]], answer: str | Exception, words: str
 ) -> None:
-    engines, clients = three
+    engines, _, clients = model
     clients[1].prepared = answer
-    engines.sleep.note_ready()
     with pytest.raises(InvalidRequest, match=words):
-        await engines.update_weights("new", None, aborts=False)
+        await engines.exchange_weights("new", None, aborts=False)
     assert [client.sent for client in clients] == [[("prepare",), ("discard",)]] * 3
     clients[1].prepared = "files"
-    assert await engines.update_weights("new", None, aborts=False) == 0
+    assert await engines.exchange_weights("new", None, aborts=False) == 0
     assert [client.sent[2:] for client in clients] == [[("prepare",), ("use",)]] * 3
 
 

@@ -1,0 +1,9 @@
+"""The contract of the family, run by the package's tests and by ``fwk plugins test mine``."""
+
+from __future__ import annotations
+
+from fwk.testing import EnginePoolSuite
+
+
+class TestMine(EnginePoolSuite):
+    plugin = "mine"
