@@ -123,6 +123,24 @@ async def test_a_detokeniser_that_raises_fails_its_request(
     assert computed < 2 * 1500, "of five choices' 1500 tokens each, those that nobody could be told"
 
 
+@pytest.mark.gate(1)
+async def test_a_policy_that_raises_is_replaced(spawn: Start) -> None:
+    server = spawn(*FAULTY, "--chunked-prefill-size", str(CHUNK))
+    assert server.get("/health").json() == {"status": "ok"}
+    async with connect(server) as client:
+        failed, _ = await beside_neighbours(client, {"fault": "policy:3", "prompt": "p" * 6 * CHUNK})
+    assert [status for status, _ in failed] == [200], "nobody ends for it"
+    (line,) = [line for line in server.log.splitlines() if " ERROR " in line]
+    assert (
+        "schedule policy 'faulty' (fwk-faults 1.0) failed in chunk: raised Fault; requests are served first come, first"
+        in line
+    )
+    until(lambda: server.get("/health").json()["status"] == "degraded", 3, "health degraded")
+    assert "failed in chunk" in (reason := server.get("/health").json()["reason"])
+    assert "secret" not in reason
+    server.check_invariants(may_log_errors=True)
+
+
 # Nobody to blame: the whole engine.
 
 
@@ -132,7 +150,6 @@ async def test_a_detokeniser_that_raises_fails_its_request(
     [
         ({"fault": "model:1"}, 0),
         ({"fault": "model:7"}, 6),
-        ({"fault": "policy:3", "prompt": "p" * 6 * CHUNK}, 0),
         ({"seed": SEEDS + 9, "temperature": 1.0}, 8),
         ({"fault": "remove:1", "max_tokens": 5}, 5),
     ],

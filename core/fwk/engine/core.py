@@ -252,7 +252,7 @@ def _assemble(
         kv_blocks,
         policy,
         gates=(GrammarGate(executor.call), CacheGate(cache)),
-        policy_name=setup.factory.item("schedulers").name,
+        policy_name=setup.factory.item("schedulers").label,
         parts=build_engine_features(
             setup.factory,
             executor.call,

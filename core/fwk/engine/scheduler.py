@@ -51,7 +51,7 @@ class Scheduler:
         self.limits = limits
         self.parts = parts or EngineFeatures()
         self._kv_blocks = kv_blocks
-        self._policy = PolicyRunner(policy, self, policy_name)
+        self._policy = PolicyRunner(policy, self, policy_name, self._forget_ranks)
         self._now = now
         self._pauses = PauseGate()
         self._gates = (self._pauses, *gates)
@@ -118,8 +118,8 @@ class Scheduler:
         policy_runner = PolicyRunner(policy, self, name)
         everybody = [*self._running, *self._waiting]
         waiting = WaitingQueue()
+        ranks = [policy_runner.rank(sequence) for sequence in everybody]
         try:
-            ranks = [policy_runner.ask("rank", sequence) for sequence in everybody]
             for sequence, rank in zip(everybody, ranks, strict=True):
                 if sequence.status is Status.WAITING:
                     waiting.push(sequence, rank)
@@ -128,12 +128,22 @@ class Scheduler:
                 policy_runner.tell("on_started", sequence)
             sorted(ranks)  # those of the running are compared with one another, too
         except TypeError as error:
-            raise EngineDead(f"the ranks of schedule policy '{name}' cannot be compared: {error}") from error
+            raise EngineDead(f"the ranks of schedule policy {name} cannot be compared: {error}") from error
         for sequence, rank in zip(everybody, ranks, strict=True):
             sequence.rank = rank
         self._running.sort(key=lambda s: s.place)
         self._policy.close()
+        policy_runner.may_fail(self._forget_ranks)
         self._policy, self._waiting = policy_runner, waiting
+
+    def _forget_ranks(self) -> None:
+        """Put everybody in the order of arrival, which is that of a policy's defaults."""
+        waiting, self._waiting = self._waiting, WaitingQueue()
+        for sequence in [*self._running, *waiting]:
+            sequence.rank = 0
+            if sequence in waiting:
+                self._waiting.push(sequence, 0)
+        self._running.sort(key=lambda s: s.place)
 
     def close(self) -> None:
         """Nothing is scheduled any more."""
@@ -227,7 +237,7 @@ class Scheduler:
                 self._was_prompts = any(not s.samples or s.num_new_tokens > 1 for s in plan.scheduled.values())
                 break
         if not plan.scheduled:
-            for gate in (*self._gates, *self.parts.waiting):
+            for gate in (*self._gates, *self.parts.waiting, self._policy):
                 gate.wait()
             return None
         self._counters.steps += 1
@@ -302,6 +312,7 @@ class Scheduler:
             draft_seconds=c.draft_seconds,
             verify_seconds=c.verify_seconds,
             features=self.parts.stats(),
+            troubles=(self._policy.failure,) if self._policy.failure else (),
         )
 
     def check(self) -> None:
@@ -403,7 +414,7 @@ class Scheduler:
                 candidates = [other for other in behind if other not in plan.scheduled]
                 if not candidates:
                     return None
-                victim = self._policy.ask("victim", candidates)
+                victim = self._policy.victim("victim", candidates)
                 if not isinstance(victim, Sequence) or victim not in candidates:
                     victim = candidates[-1]
                 self._preempt(victim)
@@ -412,7 +423,7 @@ class Scheduler:
         """Let the policy pre-empt running sequences until the first waiting one fits alongside the rest."""
         sequence = next(self._candidates(), None)
         while sequence is not None and self._running and not self._fits(sequence):
-            victim = self._policy.ask("choose_preemption_victim", sequence, list(self._running))
+            victim = self._policy.victim("choose_preemption_victim", sequence, list(self._running))
             if not isinstance(victim, Sequence) or victim not in self._running:
                 return
             self._preempt(victim)
@@ -436,8 +447,6 @@ class Scheduler:
         for gate in (*self._gates, *self.parts.polled):
             gate.poll()
         for candidate in self._policy.order(self._waiting):
-            if not isinstance(candidate, Sequence) or candidate not in self._waiting:
-                continue
             closed = next((gate for gate in self._gates_of(candidate) if not gate.lets_through(candidate)), None)
             if closed is None:
                 yield candidate
@@ -459,18 +468,29 @@ class Scheduler:
             if plan.budget <= rest or len(admitted) == count or not self._free_slots:
                 break
         for sequence in admitted:
-            self._waiting.remove(sequence)
+            self._leave_queue(sequence)
             for gate in self._gates_of(sequence):
                 gate.started(sequence)
             self._policy.tell("on_started", sequence)
 
     def _enqueue(self, sequence: Sequence) -> None:
         """Let a sequence wait, in the place the policy gives it."""
-        sequence.rank = self._policy.ask("rank", sequence)
-        self._waiting.push(sequence, sequence.rank)
+        sequence.rank = self._policy.rank(sequence)
+        try:
+            self._waiting.push(sequence, sequence.rank)
+        except Exception as error:  # it cannot be compared with the others'
+            self._policy.fail("rank", error)
+            sequence.rank = 0
+            self._waiting.push(sequence, 0)
         self._policy.tell("on_waiting", sequence)
         for gate in self._gates_of(sequence):
             gate.arrived(sequence)
+
+    def _leave_queue(self, sequence: Sequence) -> None:
+        try:
+            self._waiting.remove(sequence)
+        except Exception as error:  # its rank is not where it was put
+            self._policy.fail("rank", error)
 
     def _gates_of(self, sequence: Sequence) -> tuple[Gate, ...]:
         return (*self._gates, *sequence.parts) if sequence.parts else self._gates
@@ -480,7 +500,7 @@ class Scheduler:
         self._kv_blocks.lock(sequence, match)
         num_new = self._chunk(sequence, len(sequence.token_ids) - match.num_tokens, plan.budget)
         count = self._kv_blocks.num_missing(sequence, match.num_tokens + num_new, len(match.block_ids))
-        may_start = num_new > 0 and (not self._running or self._policy.ask("admit", sequence, count))
+        may_start = num_new > 0 and (not self._running or self._policy.admit(sequence, count))
         if not may_start or count > self.num_free_blocks:
             self._kv_blocks.unlock(sequence, match)
             return False
@@ -494,7 +514,11 @@ class Scheduler:
             self._counters.prompt_tokens += sequence.request.num_encoder_tokens or sequence.num_prompt_tokens
             self._counters.cached_prompt_tokens += sequence.cached_tokens
             self._counters.restored_prompt_tokens += computed - match.num_tokens
-        insort(self._running, sequence, key=lambda s: s.place)
+        try:
+            insort(self._running, sequence, key=lambda s: s.place)
+        except Exception as error:
+            self._policy.fail("rank", error)
+            insort(self._running, sequence, key=lambda s: s.place)
         sequence.plain_step = ScheduledSequence(sequence.slot, 1, True, [], [])
         plan.new[sequence] = NewSequence(
             sequence.slot,
@@ -575,7 +599,7 @@ class Scheduler:
             self._release(sequence)
             self._running.remove(sequence)
         else:
-            self._waiting.remove(sequence)
+            self._leave_queue(sequence)
             for gate in self._gates_of(sequence):
                 gate.ended(sequence)
         sequence.status = Status.FINISHED
@@ -624,7 +648,7 @@ class Scheduler:
             most = 0 if budget < remaining <= self.limits.max_step_tokens else min(remaining, budget)
         else:
             most = min(remaining, budget, self.limits.max_chunk_tokens)
-            most = max(1, min(most, self._policy.ask("chunk", sequence, remaining, most)))
+            most = self._policy.chunk(sequence, remaining, most)
             for part in sequence.parts:
                 most = max(1, min(most, part.limit(sequence, len(sequence.token_ids) - remaining, most)))
         return self._kv_blocks.cut_chunk(sequence, len(sequence.token_ids) - remaining, most)

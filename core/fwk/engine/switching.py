@@ -36,7 +36,7 @@ class EngineSwitch:
         elif family == "schedulers" and is_on:
             policy = factory.build(item, ScheduleContext)
             try:
-                self._scheduler.switch_policy(policy, name)
+                self._scheduler.switch_policy(policy, item.label)
             except EngineDead as error:
                 raise PluginError(str(error)) from error
         else:

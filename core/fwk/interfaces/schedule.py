@@ -80,7 +80,10 @@ class ScheduleContext:
 
 
 class SchedulePolicy:
-    """Answers questions; cannot break the accounting whatever it answers. What it raises ends the engine.
+    """Answers questions; cannot break the accounting whatever it answers.
+
+    One that raises, gives an answer of another kind, or starts nobody for 10 s while requests wait and nobody runs, is
+    replaced by these defaults for the engine's life: the log and /health say so.
 
     Every question has a default answer, that of first come, first served. Most policies are a ``rank``; one whose order
     changes while sequences wait overrides ``order``. ``on_waiting``, ``on_started`` and ``on_finished`` tell such a
@@ -106,7 +109,7 @@ class SchedulePolicy:
 
         ``waiting`` stands in the order of the ranks. Called at most once a step, read only as far as there is room:
         answer lazily, and keep the cost flat in the queue's length. Nothing changes while it is read. Sequences left
-        out keep waiting; strangers and repeats are ignored.
+        out keep waiting; strangers and repeats are ignored, up to as many as wait and 64 more.
         """
         return waiting
 

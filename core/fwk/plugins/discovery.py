@@ -51,6 +51,11 @@ class Registered:
         return f"{self.family}.{self.name}"
 
     @property
+    def label(self) -> str:
+        """For messages that say what family it is of: name, package and version."""
+        return f"{self.name!r} ({self.package} {self.version})"
+
+    @property
     def source(self) -> str:
         """For messages: name, package and version."""
         return f"'{self.plugin}' from {self.package} {self.version}"

@@ -295,7 +295,10 @@ class ServedModel(ModelApp):
 
     def degraded(self) -> str | None:
         """What of it cannot be used, while it serves."""
-        return self.engines.pool.degraded() or (self.frontend.parts.trouble() if self._has_started else None)
+        if not self._has_started:
+            return self.engines.pool.degraded()
+        troubles = (self.engines.pool.degraded(), self.frontend.parts.trouble(), *self.engines.pool.stats.troubles)
+        return next((one for one in troubles if one), None)
 
     def _note_weights(self, model: str, load_format: str | None) -> ServedWeights | None:
         """The files of a checkpoint as they are now; None when there is none, which an engine will say."""

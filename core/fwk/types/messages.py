@@ -141,6 +141,8 @@ class EngineStats(msgspec.Struct, array_like=True, frozen=True):
     """What the rest of the steps with drafts took."""
     features: dict[str, dict[str, float]] = {}
     """Numbers of features' parts in the engine; gauges among them are those whose names begin with ``num_``."""
+    troubles: tuple[str, ...] = ()
+    """What runs otherwise than was asked since something failed, a sentence each: /health is degraded."""
 
     def without_gauges(self) -> EngineStats:
         """What is left of an engine that has ended: what it had done, which counters must not lose."""
@@ -149,7 +151,7 @@ class EngineStats(msgspec.Struct, array_like=True, frozen=True):
             for name, numbers in self.features.items()
         }
         gauges = {name: 0 for name in self.__struct_fields__ if name.startswith("num_")}
-        return msgspec.structs.replace(self, **gauges, features=features)
+        return msgspec.structs.replace(self, **gauges, features=features, troubles=())
 
 
 def total_stats(every: Sequence[EngineStats]) -> EngineStats:
@@ -157,7 +159,8 @@ def total_stats(every: Sequence[EngineStats]) -> EngineStats:
     if len(every) == 1:
         return every[0]
     by_position = tuple(map(sum, zip_longest(*(stats.accepted_by_position for stats in every), fillvalue=0)))
-    names = [name for name in EngineStats.__struct_fields__ if name not in ("accepted_by_position", "features")]
+    others = ("accepted_by_position", "features", "troubles")
+    names = [name for name in EngineStats.__struct_fields__ if name not in others]
     features: dict[str, dict[str, float]] = {}
     for name, numbers in [item for stats in every for item in stats.features.items()]:
         own = features.setdefault(name, {})
@@ -166,6 +169,7 @@ def total_stats(every: Sequence[EngineStats]) -> EngineStats:
         **{name: sum(getattr(stats, name) for stats in every) for name in names},
         accepted_by_position=by_position,
         features=features,
+        troubles=tuple(dict.fromkeys(one for stats in every for one in stats.troubles)),
     )
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from pathlib import Path
+from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.helpers.scheduling import Clock, ask, batches, finish, step
 
 from fwk.engine.core import Engine
-from fwk.errors import ConfigError, EngineDead
+from fwk.errors import ConfigError
 from fwk.interfaces.schedule import ScheduleContext, SchedulePolicy
 from fwk.types import tenant_of
 from fwk_kit.testing.fake_engine import make_engine, reference
@@ -351,23 +353,90 @@ def test_a_policy_takes_at_most_40_lines(name: str) -> None:
     assert len([line for line in lines if line and not line.startswith("#")]) <= 40
 
 
-@pytest.mark.parametrize("question", QUESTIONS)
-def test_a_policy_that_raises_ends_the_engine_in_its_own_name(question: str) -> None:
-    def wrong(self: Any, *args: Any) -> Any:
-        raise ZeroDivisionError
+class NoOrder:
+    """Stands before everything, itself among it, or cannot be asked."""
 
+    def __init__(self, answer: bool | None) -> None:
+        self.answer = answer
+
+    def __lt__(self, other: object) -> bool:
+        if self.answer is None:
+            raise KeyError
+        return self.answer
+
+
+class Erratic:
+    """Stands elsewhere each time it is looked at."""
+
+    dice = Random(1)
+
+    def __lt__(self, other: object) -> bool:
+        return other is not self and self.dice.random() < 0.5
+
+
+def _raise(error: type[BaseException]) -> Any:
+    raise error
+
+
+def _repeated(self: Any, waiting: Any, view: Any) -> Any:
+    while True:
+        yield from waiting
+
+
+WRONG: list[tuple[str, Any]] = [
+    *((question, lambda *args: _raise(ZeroDivisionError)) for question in QUESTIONS),
+    ("chunk", lambda *args: _raise(SystemExit)),
+    *(("chunk", lambda *args, x=x: x) for x in (None, 2.5, "4", float("nan"), [3])),
+    *(("rank", lambda *args, x=x: x) for x in (None, float("nan"), (1, float("nan")), object(), {}, 1j)),
+    ("rank", lambda self, sequence, view: "first" if sequence.order % 2 else 2),
+    ("rank", lambda self, sequence, view: (0, "first" if sequence.order % 2 else 2)),
+    *(("rank", lambda *args, x=x: NoOrder(x)) for x in (True, None)),
+    ("rank", lambda *args: Erratic()),
+    *(("order", lambda *args, x=x: x) for x in (None, 7, ["r0"], (), [None, object()])),
+    ("order", _repeated),
+    ("admit", lambda *args: None),
+]
+
+
+@pytest.mark.parametrize(("question", "wrong"), WRONG, ids=[f"{q}-{i}" for i, (q, _) in enumerate(WRONG)])
+def test_a_policy_that_fails_is_replaced_and_named(question: str, wrong: Any) -> None:
     policy = type("Wrong", (SchedulePolicy,), {question: wrong})(ScheduleContext())
-    engine = make_engine(policy_object=policy, num_blocks=8, cache="none", max_running=4)
+    clock = Clock()
+    engine = make_engine(policy_object=policy, num_blocks=8, cache="none", max_running=4, now=clock)
+    ended: list[str] = []
+    for i in range(6):
+        ask(engine, f"r{i}", 3, 20)
+        ended += step(engine)
+        ended += step(engine)
+        clock.seconds += 4.0
+    ended += finish(engine)
+    assert sorted(ended) == [f"r{i}" for i in range(6)], "nobody is lost"
+    (trouble,) = engine.stats().troubles or ("",)
+    assert f"'Wrong' failed in {question}: " in trouble
+    ask(engine, "later", 3, 20)
+    assert finish(engine) == ["later"], "others answer from then on"
 
-    def run() -> None:
-        for i in range(6):
-            ask(engine, f"r{i}", 3, 20)
-            engine.step()
-            engine.step()
-        finish(engine)
 
-    with pytest.raises(EngineDead, match=f"'Wrong' raised ZeroDivisionError in {question}"):
-        run()
+@pytest.mark.parametrize(
+    "answers",
+    [
+        {"victim": lambda *args: "r1", "choose_preemption_victim": lambda *args: 7},
+        {"chunk": lambda *args: -3},
+        {"chunk": lambda *args: 10**9},
+        {"order": lambda self, waiting, view: [*waiting, *waiting]},
+        {"rank": lambda self, sequence, view: np.float32(sequence.order)},
+        {"chunk": lambda *args: np.int64(2), "admit": lambda *args: np.True_},
+    ],
+    ids=lambda answers: "-".join(answers),
+)
+def test_answers_that_are_taken_as_they_can_be(answers: dict[str, Any]) -> None:
+    engine = make_engine(
+        policy_object=type("Odd", (SchedulePolicy,), answers)(ScheduleContext()), num_blocks=8, cache="none"
+    )
+    for i in range(6):
+        ask(engine, f"r{i}", 3, 20)
+    assert len(finish(engine)) == 6
+    assert engine.stats().troubles == ()
 
 
 @pytest.mark.parametrize(
