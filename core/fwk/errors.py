@@ -38,6 +38,15 @@ class PluginLoadError(PluginError):
     """A selected plugin failed to import, to declare or to build."""
 
 
+class PluginFault(FwkError, RuntimeError):
+    """A plugin raised where it must not, or answered what cannot be used; the message names it and its package.
+
+    A ``RuntimeError``, as torch's are, for those that try whether something can be done.
+    """
+
+    exit_code = 5
+
+
 class ModelLoadError(FwkError):
     """The model's files are missing, damaged, or of a kind nobody here can read."""
 
@@ -98,6 +107,27 @@ class BlameSequence(FwkError):
         super().__init__(message)
         self.slot = slot
         self.is_refusal = is_refusal
+
+
+def shaped(answer: Any, shape: tuple[int, ...], dtype: Any) -> str | None:
+    """Why this is no tensor of that shape and dtype; None: it is one."""
+    try:
+        found = answer.shape
+        if found == shape and answer.dtype is dtype:
+            return None
+        return f"answered {list(found)} {answer.dtype}, not {list(shape)} {dtype},"
+    except AttributeError:
+        return f"answered a {type(answer).__name__}, no tensor,"
+
+
+def in_range(answer: Any, end: int, what: str, least: int = 0) -> str | None:
+    """Why whole numbers of a tensor on the host are not in [least, end); None: they are. Others are not looked at."""
+    if answer.device.type == "cpu" and answer.numel():
+        numbers = answer.numpy()  # whose looks no recorded step would repeat
+        low, high = int(numbers.min()), int(numbers.max())
+        if low < least or high >= end:
+            return f"answered {what} {low if low < least else high}, outside {least} to {end - 1},"
+    return None
 
 
 def one_line_traceback(error: BaseException) -> str:

@@ -81,7 +81,8 @@ class Engine:
         if not self._in_flight or (step is not None and len(self._in_flight) < self._depth):
             return []
         step, pending = self._in_flight.popleft()
-        return self.scheduler.update(step, self.executor.collect(pending))
+        result = self.executor.collect(pending)
+        return self.scheduler.lose(result.failure) if result.failure else self.scheduler.update(step, result)
 
     @property
     def has_work(self) -> bool:

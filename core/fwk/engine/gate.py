@@ -18,6 +18,11 @@ WAIT_SECONDS = 0.001
 ASK_SECONDS = 0.002
 
 
+def rest() -> None:
+    """Nothing can be computed yet: let a little time pass."""
+    time.sleep(WAIT_SECONDS)
+
+
 class PauseGate(Gate):
     """Holds back the sequences of requests whose ids are in ``paused``."""
 
@@ -75,7 +80,7 @@ class CacheGate(Gate):
 
     def wait(self) -> None:
         if self._pending:
-            time.sleep(WAIT_SECONDS)
+            rest()
 
 
 class GrammarGate(Gate):
@@ -122,4 +127,4 @@ class GrammarGate(Gate):
 
     def wait(self) -> None:
         if self._numbers:
-            time.sleep(WAIT_SECONDS)
+            rest()

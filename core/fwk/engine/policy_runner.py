@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Collection, Iterator
 from operator import index
 from typing import Any, cast
 
+from fwk.engine.gate import rest
 from fwk.engine.sequence import Sequence
 from fwk.errors import EngineDead, one_line_traceback
 from fwk.interfaces.schedule import ScheduleContext, SchedulePolicy, SchedulerView
@@ -19,7 +19,6 @@ MAX_IDLE_SECONDS = 10.0
 """So long an engine may stand idle while a policy starts none of those that wait."""
 MAX_STRANGERS = 64
 """Sequences that an order may name besides those that wait, each of which it may name twice."""
-WAIT_SECONDS = 0.001
 
 
 class WrongAnswer(Exception):
@@ -80,7 +79,7 @@ class PolicyRunner:
     def admit(self, sequence: Sequence, num_blocks: int) -> bool:
         """Whether a waiting sequence may start."""
         try:
-            answer: object = self.policy.admit(sequence, num_blocks, self._view)
+            answer = cast("object", self.policy.admit(sequence, num_blocks, self._view))
             if answer is None:
                 raise WrongAnswer("it answered None, neither True nor False")
             return bool(answer)
@@ -125,7 +124,7 @@ class PolicyRunner:
     def wait(self) -> None:
         """Nothing can be computed: let time pass if it is the policy that starts nobody."""
         if self._idle_since is not None:
-            time.sleep(WAIT_SECONDS)
+            rest()
 
     def _note_idle(self, *, is_idle: bool) -> None:
         if not is_idle:

@@ -62,6 +62,7 @@ class Scheduler:
         self._freed_slots: list[int] = []  # to tell the workers with the next batch
         self._counters = Counters()
         self._num_arrived = 0
+        self._troubles: tuple[str, ...] = ()  # of the workers
         self._steps_since_admission = 0  # steps since the last look at the waiting queue
         self._was_prompts = False  # what the last step computed, where prompts and decoding take turns
 
@@ -218,6 +219,12 @@ class Scheduler:
         """End a sequence that could not be served; its siblings continue."""
         return self._finish(sequence, "error", error, is_refusal)
 
+    def lose(self, error: str) -> list[TokenEvent]:
+        """A step was not computed: end who runs, and forget all blocks, some of which were taken for computed."""
+        events = [self.fail(sequence, error) for sequence in list(self._running)]
+        self.drop_cache()
+        return events
+
     # A step.
 
     def schedule(self) -> PlannedStep | None:
@@ -255,6 +262,7 @@ class Scheduler:
 
     def update(self, step: PlannedStep, result: StepResult) -> list[TokenEvent]:
         """Take in what a step made; returns the news for the callers. Results of ended sequences are dropped."""
+        self._troubles = result.troubles
         self._kv_blocks.free_duplicate_blocks()
         self._counters.timed(result, has_drafts=any(s.draft_token_ids for s in step.batch.sequences))
         results = {r.slot: r for r in result.sequences}
@@ -312,7 +320,7 @@ class Scheduler:
             draft_seconds=c.draft_seconds,
             verify_seconds=c.verify_seconds,
             features=self.parts.stats(),
-            troubles=(self._policy.failure,) if self._policy.failure else (),
+            troubles=(*((self._policy.failure,) if self._policy.failure else ()), *self._troubles),
         )
 
     def check(self) -> None:

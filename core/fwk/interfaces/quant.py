@@ -140,6 +140,8 @@ class QuantMethod(ABC):
     """
 
     can_embed: bool = False
+    label: str = ""
+    """What messages call it; core's to set."""
 
     def __init__(self, context: QuantContext) -> None:
         self.context = context

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fwk.errors import ConfigError
+from fwk.errors import ConfigError, PluginFault, in_range
 from fwk.interfaces.quant import PLAIN, LayerFormat, LayerKind, LinearShape, QuantMethod, Weights
 from fwk.interfaces.weights_cache import PackedTensors
+from fwk.layers.linear import fitting
 from fwk.layers.sharding import PaddedRows, Part, load
 
 if TYPE_CHECKING:
@@ -89,6 +90,9 @@ class VocabEmbedding:
             self.matrix, self.weights = None, weights
 
     def _look_up(self, rows: Tensor) -> Tensor:
+        why = in_range(rows, self.vocab_size, "the token")
+        if why is not None:  # kernels read wherever it is
+            raise PluginFault(why)
         if self.matrix is not None:
             return self.operators.rows(self.matrix, rows, self.scale)
         found = self.form.method.rows(self.weights, rows)
@@ -110,6 +114,7 @@ class LMHead:
     ) -> None:
         config = context.config
         self.tp, self.vocab_size = context.tp, config.vocab_size
+        self._width = PaddedRows.of(config.vocab_size, context.tp).num_rows
         embedding = None if embedding is not None and _is_another(context, prefix, embedding) else embedding
         stored = prefix if embedding is None else embedding.prefix
         form = context.quant.choose(prefix, stored=stored)
@@ -135,7 +140,8 @@ class LMHead:
     def __call__(self, hidden: Tensor) -> Tensor:
         """[n, hidden_size] to [n, vocab_size], the same on all ranks."""
         hidden = hidden.float() if self.is_float32 else hidden
-        logits = self.tp.all_gather(self.method.apply(self.head_weights, hidden, None), -1)
+        own = fitting(self.method.apply(self.head_weights, hidden, None), hidden, self._width, self.method)
+        logits = self.tp.all_gather(own, -1)
         return logits if logits.shape[-1] == self.vocab_size else logits[..., : self.vocab_size]
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from fwk.errors import PluginFault, shaped
 from fwk.interfaces.lora import LoRAPart
 from fwk.interfaces.native import NativeLinear
 from fwk.interfaces.parallel import SingleRank
@@ -19,6 +20,17 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fwk.interfaces.model import ModelContext
+
+
+def fitting(y: Tensor, x: Tensor | RoundedRows, width: int, method: QuantMethod) -> Tensor:
+    """A quantizer's product, [num_tokens, width] in x's dtype. Raises ``PluginFault`` for anything else."""
+    rows = x.shape[0]
+    try:
+        if y.shape == (rows, width) and y.dtype is x.dtype:
+            return y
+    except AttributeError:
+        pass
+    raise PluginFault(f"{method.label or type(method).__name__} {shaped(y, (rows, width), x.dtype)} in apply")
 
 
 class _Linear:
@@ -51,6 +63,7 @@ class _Linear:
             self.pieces.append((form.method, weights, sum(shard.part_of(part.out_features) for part, shard in group)))
         self.method, self.weights, _ = self.pieces[0]
         self.is_mixed = len(self.pieces) > 1
+        self._width = sum(size for _, _, size in self.pieces)
         self._operators = context.operators
         self._parts = list(zip(parts, output_shards, strict=True))
         self._lora = context.lora
@@ -73,15 +86,19 @@ class _Linear:
     def _apply(self, x: Tensor | RoundedRows) -> Tensor:
         """This rank's result, adapters included."""
         if isinstance(x, RoundedRows):
-            return self.method.apply_rounded(self.weights, x, self.bias)
-        y = self._apply_mixed(x, self.bias) if self.is_mixed else self.method.apply(self.weights, x, self.bias)
+            return fitting(self.method.apply_rounded(self.weights, x, self.bias), x, self._width, self.method)
+        if self.is_mixed:
+            y = self._apply_mixed(x, self.bias)
+        else:
+            y = fitting(self.method.apply(self.weights, x, self.bias), x, self._width, self.method)
         return y if self._lora is None else self._lora.apply(y, x, self._lora_layer)
 
     def _apply_mixed(self, x: Tensor, bias: Tensor | None) -> Tensor:
         outputs: list[Tensor] = []
         start = 0
         for method, weights, size in self.pieces:
-            outputs.append(method.apply(weights, x, None if bias is None else bias[start : start + size]))
+            part = method.apply(weights, x, None if bias is None else bias[start : start + size])
+            outputs.append(fitting(part, x, size, method))
             start += size
         return self._operators.join(outputs)
 

@@ -95,6 +95,8 @@ class StepResult(msgspec.Struct, array_like=True):
     model_seconds: float = 0.0
     total_seconds: float = 0.0
     draft_seconds: float = 0.0  # of these: what the speculative decoder took
+    failure: str = ""  # why none of its sequences was computed, nor what others of its blocks hold
+    troubles: tuple[str, ...] = ()  # what the worker does otherwise than was asked since a plugin failed
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fwk.errors import ConfigError
+from fwk.errors import ConfigError, shaped
 from fwk.interfaces.attention import (
     AttentionBackend,
     AttentionContext,
@@ -20,7 +20,8 @@ from fwk.interfaces.attention import (
     CaptureSizes,
     KVSpec,
 )
-from fwk.plugins import PluginFactory
+from fwk.plugins import PluginFactory, Registered
+from fwk.plugins.answers import checked
 from fwk.plugins.attention_pair import AttentionPairSpec
 from fwk.types import ForwardBatch
 from fwk.types.batch import KVGroup
@@ -30,10 +31,24 @@ def build_attention(factory: PluginFactory, **fields: Any) -> AttentionBackend:
     """The backend that was chosen, or both, as one. ``fields``: of ``AttentionContext``."""
     spec = factory.item("attention").declaration
     if not isinstance(spec, AttentionPairSpec):
-        return factory.build("attention", AttentionContext, **fields)
+        return _checked(factory.item("attention"), factory.build("attention", AttentionContext, **fields))
     fields["kv_layout"] = spec.kv_layouts[fields["kv_dtype"]]
-    prefill, decode = (factory.build(item, AttentionContext, **fields) for item in (spec.prefill, spec.decode))
+    prefill, decode = (
+        _checked(item, factory.build(item, AttentionContext, **fields)) for item in (spec.prefill, spec.decode)
+    )
     return AttentionPair(prefill, decode)
+
+
+def _checked(item: Registered, backend: AttentionBackend) -> AttentionBackend:
+    return checked(item, backend, plan=None, plan_static=None, forward=_attended, forward_turned=_turned)
+
+
+def _attended(answer: Any, q: Tensor, k: Tensor, v: Tensor | None, layer: AttentionLayer, *more: Any) -> str | None:
+    return shaped(answer, (*q.shape[:-1], layer.value_head_size), q.dtype)
+
+
+def _turned(answer: Any, qkv: Tensor, layer: AttentionLayer, *more: Any) -> str | None:
+    return shaped(answer, (qkv.shape[0], layer.num_heads, layer.value_head_size), qkv.dtype)
 
 
 @dataclass(slots=True)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import functools
 import gc
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from fwk.config import Config
-from fwk.errors import ConfigError
+from fwk.errors import ConfigError, in_range, shaped
 from fwk.features.declared import moved_by
 from fwk.features.worker import PartPlugins, WorkerFeatures, build_worker_features
 from fwk.interfaces.attention import AttentionBackendSpec, AttentionLayer
@@ -28,6 +28,7 @@ from fwk.interfaces.sampling import LogitsProcessor, Sampler, SamplerSpec, Sampl
 from fwk.interfaces.speculative import SpeculativeContext, SpeculativeDecoder
 from fwk.interfaces.weights_cache import WeightsCache
 from fwk.native.thread_pool import ThreadPool
+from fwk.plugins.answers import checked
 from fwk.plugins.pools import num_engines
 from fwk.setup.devices import take_device
 from fwk.setup.resolve import ModelSetup
@@ -35,6 +36,7 @@ from fwk.text import ModelText, model_text
 from fwk.text.grammars import Grammars
 from fwk.types import ForwardBatch
 from fwk.worker.attention_pair import AttentionPair
+from fwk.worker.drafting.checked_decoder import CheckedDecoder, fault_of
 from fwk.worker.drafting.draft_store import DraftStore
 from fwk.worker.drafting.drafting import Drafting, NoDrafting
 from fwk.worker.drafting.part_drafts import NoPartDrafts, PartDrafts
@@ -87,6 +89,7 @@ class WorkerParts:
     caches: Sequence[WeightsCache] = ()
     observers: WorkerObservers | None = None
     features: WorkerFeatures | None = None
+    troubles: list[str] = field(default_factory=list[str])  # ``StepResult.troubles``
 
     def close(self) -> None:
         self.grammars.close()
@@ -389,7 +392,7 @@ class WorkerBuilder:
                 "decoder, which can follow a chain only"
             )
         text = functools.cache(self._text)
-        return self._factory.build(
+        decoder = self._factory.build(
             "speculative",
             SpeculativeContext,
             num_slots=self._config.engine.max_running_requests,
@@ -404,6 +407,9 @@ class WorkerBuilder:
             is_host=self._setup.device.is_host,
             upload=self._uploads.send,
         )
+        failed = fault_of(self._group.size, self.parts.troubles)
+        label = self._factory.item("speculative").label
+        return cast("SpeculativeDecoder", CheckedDecoder(decoder, opened.config.vocab_size, label, failed))
 
     def _plan_attention(self, batch: ForwardBatch) -> Any:
         """What the attention backend makes of a batch; nothing for a model without attention, or that plans itself."""
@@ -571,6 +577,7 @@ class WorkerBuilder:
             upload=self._uploads.send,
         )
         sampler: Sampler = self._factory.build("samplers", context)
+        checked(self._factory.item("samplers"), sampler, sample=_picked)
         masks = self._masks = GrammarMasks(context(), self.parts.grammars, table, sampler.mask)
         processors: dict[Place, LogitsProcessor] = {Place(-1, ""): masks}
         builder = ProcessorBuilder(self._factory, context)
@@ -633,6 +640,10 @@ class WorkerBuilder:
         if device.is_host:
             return None
         return partial(InFlight, device, self._device, table, size=MAX_IN_FLIGHT + 1, max_rows=max_rows)
+
+
+def _picked(answer: Any, logits: Tensor, rows: Any) -> str | None:
+    return shaped(answer, (logits.shape[0],), torch.int64) or in_range(answer, logits.shape[1], "the token", -1)
 
 
 def _to_host(device: Device, values: Tensor) -> Tensor:

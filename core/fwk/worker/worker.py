@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 
 from fwk.config import Config
-from fwk.errors import FwkError
+from fwk.errors import FwkError, PluginFault, one_line_traceback
 from fwk.interfaces.executor import Worker, WorkerInfo
 from fwk.interfaces.parallel import ParallelGroup
 from fwk.process.malloc import large_blocks_returned
@@ -20,12 +21,16 @@ from fwk.worker.builder import WorkerBuilder
 from fwk.worker.kv.transfer import BlockStore
 from fwk.worker.runner.observing import Runner
 
+log = logging.getLogger(__name__)
+
 
 class LocalWorker(Worker):
     """Loads the model, executes batches, and answers the engine's calls. ``WorkerBuilder`` makes its parts."""
 
     def __init__(self, config: Config, setup: ModelSetup, group: ParallelGroup, engine_index: int = 0) -> None:
         self._builder = WorkerBuilder(config, setup, group, engine_index)
+        # Of several ranks, which wait for one another, or of steps that others were launched after, all is lost.
+        self._may_lose_a_step = group.size == 1 and setup.device.is_host
         self._parts = self._builder.parts
         self._operations = self._parts.operations
         self._runner: Runner | None = None
@@ -48,7 +53,15 @@ class LocalWorker(Worker):
         return self.collect(self.launch(batch))
 
     def launch(self, batch: Batch) -> Any:
-        pending = self._launch(batch)
+        try:
+            pending = self._launch(batch)
+        except PluginFault as error:
+            if not self._may_lose_a_step:
+                raise
+            log.error("step %d is lost: %s: %s", batch.step, error, one_line_traceback(error.__cause__ or error))
+            pending = StepResult(batch.step, [], failure=str(error))
+            if self._store is not None:
+                self._num_saved.append(self._store.num_saved)
         for work in self._between_steps:
             with torch.inference_mode():
                 work()
@@ -69,6 +82,8 @@ class LocalWorker(Worker):
     def collect(self, pending: Any) -> StepResult:
         assert self._runner is not None, "load comes first"
         result = self._runner.collect(pending)
+        if self._parts.troubles:
+            result.troubles = tuple(self._parts.troubles)
         if self._store is not None:
             self._store.settle(self._num_saved.popleft())  # these arrived before the step's tokens
         return result

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fwk.config import Config, EngineOptions, ModelOptions
-from fwk.errors import ConfigError, ModelLoadError
+from fwk.errors import ConfigError, ModelLoadError, shaped
 from fwk.features.worker import WorkerFeatures
 from fwk.interfaces.attention import AttentionBackend, AttentionLayer
 from fwk.interfaces.device import Staging, Upload
@@ -27,6 +27,7 @@ from fwk.interfaces.state import RecurrentState
 from fwk.interfaces.weights_cache import NO_WEIGHTS_CACHE, WeightsCache
 from fwk.native.thread_pool import ThreadPool
 from fwk.plugins import FAMILIES, Registered, choose, find
+from fwk.plugins.answers import checked
 from fwk.plugins.families import COMPUTING
 from fwk.setup.checkpoint import OpenedModel, open_head, open_model
 from fwk.setup.resolve import ModelSetup, check_layers, check_quantizers, variance
@@ -366,7 +367,7 @@ class ModelBuilder:
             if settled is None:
                 self._reasons.extend(selection.reasons())
         given = {"threads": self._threads, "is_deterministic": self._setup.facts.is_deterministic}
-        return self._factory.build(self._moe, partial(replace, context, **given))
+        return checked(self._moe, self._factory.build(self._moe, partial(replace, context, **given)), apply=_summed)
 
     def variances(self) -> list[str]:
         """Why a sequence's numbers may depend on what else a step computes, by the plugins in use."""
@@ -399,6 +400,10 @@ class ModelBuilder:
             raise ConfigError(
                 f"--expert-parallel-size {self._setup.facts.ep_size}: this model has no layers of experts to divide"
             )
+
+
+def _summed(answer: Any, x: Tensor, *more: Any) -> str | None:
+    return shaped(answer, tuple(x.shape), x.dtype)
 
 
 def _seen(layer: AttentionLayer) -> tuple[object, ...]:

@@ -12,6 +12,7 @@ from fwk.interfaces.declaration import Facts
 from fwk.interfaces.loader import WeightSource
 from fwk.interfaces.quant import PLAIN, LayerFormat, LayerKind, Quantization, QuantizerSpec, QuantMethod
 from fwk.plugins import PluginSet, Registered, choose, find
+from fwk.plugins.answers import checked
 
 UNQUANTISED = "none"
 AUTO = "auto"
@@ -174,7 +175,8 @@ class ChosenQuantization(Quantization):
 
     def _method(self, item: Registered) -> QuantMethod:
         if item.name not in self._methods:
-            self._methods[item.name] = self._build(item)
+            method = self._methods[item.name] = checked(item, self._build(item), apply=None, apply_rounded=None)
+            method.label = f"quantizer {item.label}"
         return self._methods[item.name]
 
     def _remedy(self, layouts: tuple[str, ...]) -> str:
