@@ -69,8 +69,8 @@ def worker_node(configs: Sequence[Config], plugins: PluginSet) -> Callable[[Call
         if config.engine.executor not in (AUTO, item.name) or not isinstance(item.declaration, ExecutorSpec):
             continue
         options = plugin_options(item, config.plugin_options)
-        item.declaration.check_server(configs, options)
         refuse_pools(plugins, config, item.declaration.one_engine(options))
+        item.declaration.check_server(configs, options)
         place = item.declaration.worker_node(options)
         if place is not None:
             return partial(_make, config, plugins, item, options, place)

@@ -39,8 +39,8 @@ def check_run(factory: PluginFactory, run: FeatureRun) -> None:
 def check_server(configs: Sequence[Config], plugins: PluginSet) -> None:
     """Raise ``ConfigError`` for a server that one cannot be in."""
     for _, spec, options in declared(PluginFactory(plugins, configs[0].plugin_options)):
-        spec.check_server(configs, options)
         refuse_pools(plugins, configs[0], spec.one_engine(options))
+        spec.check_server(configs, options)
 
 
 def refuse_without_server(config: Config, plugins: PluginSet) -> None:

@@ -23,6 +23,7 @@ from tests.helpers.executors import ITEM, SECONDS, batch, nobody, run_engine, wa
 from tests.helpers.remote_worker import recipe
 from tests.helpers.rig import until
 
+from fwk.engine.node import worker_node
 from fwk.errors import ConfigError, EngineDead, FwkError
 from fwk.interfaces.executor import ExecutorContext
 from fwk.plugins import build_config, discover, load_object
@@ -477,10 +478,10 @@ def test_the_address_under_every_name(given: dict[str, Any], address: tuple[str,
     ],
 )
 def test_what_does_not_go_with_several_machines(options: dict[str, Any], sentence: str) -> None:
-    config = build_config(discover(), GIVEN | options)
-    given = ProcessesOptions.model_validate(config.plugin_options["executors.processes"])
+    plugins = discover()
+    config = build_config(plugins, GIVEN | options)
     with pytest.raises(ConfigError) as caught:
-        ITEM.declaration.check_server([config], given)  # type: ignore[attr-defined]
+        worker_node([config], plugins)
     assert str(caught.value).startswith(sentence)
 
 
