@@ -275,16 +275,19 @@ class EnginePoolSuite(PluginSuite):
     def test_no_more_are_open_than_it_says(self, item: Registered) -> None:
         async def work() -> None:
             pool, below = await self.started(item)
-            num_open = 0
-            with contextlib.suppress(NotServed):
-                for i in range(pool.max_open):
-                    pool.submit(request(f"r{i}"), lambda news: None)
-                    num_open += 1
-            assert num_open == sum(len(one.receivers) for one in below)
-            assert num_open
-            for i in range(num_open):
-                pool.forget(f"r{i}")
-            pool.submit(request("another"), lambda news: None)
+            counts: list[int] = []
+            for _ in range(32):
+                opened: list[str] = []
+                with contextlib.suppress(NotServed):
+                    for i in range(pool.max_open):
+                        pool.submit(request(f"r{i}"), lambda news: None)
+                        opened.append(f"r{i}")
+                assert sum(len(one.receivers) for one in below) == len(opened)
+                counts.append(len(opened))
+                for name in opened:
+                    pool.forget(name)
+            assert counts[0]
+            assert counts == counts[:1] * len(counts), "a place is not free again when its request has ended"
             await pool.close()
 
         self.run(work())
