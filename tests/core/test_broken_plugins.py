@@ -183,10 +183,10 @@ def test_one_whose_needs_are_not_met(install: Callable[..., Path], tiny_folder: 
 
 
 @pytest.mark.parametrize("turn", [1, 7])
-def test_one_that_raises_in_a_step_is_named(install: Callable[..., Path], tiny_folder: Path, turn: int) -> None:
-    install(declares("pass"), sampler(step="raise RuntimeError('no luck')", turn=turn))
+def test_one_that_exits_in_a_step_is_named(install: Callable[..., Path], tiny_folder: Path, turn: int) -> None:
+    install(declares("pass"), sampler(step="raise SystemExit('no luck')", turn=turn))
     plugins = found()
-    with tiny(tiny_folder, plugins, sampling_backend="broken") as llm, pytest.raises(RuntimeError) as error:
+    with tiny(tiny_folder, plugins, sampling_backend="broken") as llm, pytest.raises(SystemExit) as error:
         llm.generate([[1, 2, 3]], SamplingParams(max_tokens=32, temperature=0))
     assert plugin_that_raised(plugins, error.value) == "plugin 'acme-broken.acme_broken' from acme-broken 1.0"
     assert plugin_that_raised(plugins, ValueError("raised by nobody")) is None
@@ -283,7 +283,7 @@ def test_a_server_is_never_half_started(install: Callable[..., Path], tmp_path: 
     ("step", "said"),
     [
         (
-            "raise RuntimeError('no luck')",
+            "raise SystemExit('no luck')",
             " in plugin 'acme-broken.acme_broken' from acme-broken 1.0; 1 request ended",
         ),
         pytest.param(
