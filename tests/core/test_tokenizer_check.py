@@ -13,8 +13,10 @@ from tokenizers import Tokenizer
 
 import fwk
 from fwk.errors import InvalidRequest, ModelLoadError
+from fwk.interfaces.tokenizer_bounds import MAX_STEPS, check_tokenizer_file
 from fwk.text import ModelText, tokenizer_check
-from fwk.text.tokenizer_check import KNOWN, MAX_STEPS, check_tokenizer
+from fwk.text.tokenizer_check import KNOWN, check_tokenizer
+from fwk.text.tokenizer_growth import MAX_FREE_CHARACTERS, GrowthLimit
 
 
 def split(regex: str) -> dict[str, Any]:
@@ -40,14 +42,88 @@ def steps(count: int) -> dict[str, Any]:
     [
         ({"pre_tokenizer": split("(a|a)*$")}, "retry-limit-in-match over"),
         ({"pre_tokenizer": split("(?:a?){30}a{30}$|(.*)*x")}, "CPU time|retry-limit"),
-        ({"normalizer": replace(6, "aaaaaaaaaa")}, "more than 1024 MB of memory|CPU time"),
-        ({"normalizer": steps(MAX_STEPS)}, f"{MAX_STEPS + 1} normalisers and splitters"),
+        ({"decoder": {"type": "Replace", "pattern": {"Regex": "(a|a)*$"}, "content": ""}}, "retry-limit-in-match over"),
     ],
-    ids=["backtracking", "two patterns", "growth", "steps"],
+    ids=["backtracking", "two patterns", "decoder"],
 )
-def test_what_explodes_is_refused_in_a_sentence(parts: dict[str, Any], why: str) -> None:
+def test_slow_patterns_are_refused_in_a_sentence(parts: dict[str, Any], why: str) -> None:
     with pytest.raises(ModelLoadError, match=rf"^folder: the tokenizer.*({why})[^\n]*--tokenizer-path$"):
         check_tokenizer(tokenizer(**parts), "folder")
+
+
+def template(copies: int, num_ids: int) -> dict[str, Any]:
+    text, mark = {"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "X", "type_id": 0}}
+    special = {"X": {"id": "X", "ids": [0] * num_ids, "tokens": ["X"] * num_ids}}
+    pair = [text, {"Sequence": {"id": "B", "type_id": 0}}]
+    return {
+        "type": "TemplateProcessing",
+        "single": [text] * copies + [mark] * 100,
+        "pair": pair,
+        "special_tokens": special,
+    }
+
+
+OLD = {"normalizers": [{"pattern": {"String": "a"}, "content": "aa"}] * 24}
+BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+WORDS = {"type": "WordPiece", "unk_token": "a", "continuing_subword_prefix": "#", "vocab": {"a": 0}}
+GROWING: dict[str, tuple[dict[str, Any], str]] = {
+    "doubling 24 times": ({"normalizer": replace(24, "aa")}, "normalizer that can make a text 1.68e+07 times as long"),
+    "as old files spell it": ({"normalizer": OLD}, "1.68e+07 times"),
+    "by a pattern": ({"normalizer": {"type": "Replace", "pattern": {"Regex": "q"}, "content": "q" * 99}}, "100 charac"),
+    "at both ends": ({"normalizer": {"type": "Prepend", "prepend": "q" * 99}}, "100 characters of one"),
+    "bytes of bytes": ({"normalizer": {"type": "Sequence", "normalizers": [{"type": "ByteLevel"}] * 24}}, "times as l"),
+    "in the splitter": ({"pre_tokenizer": {"type": "Sequence", "pretokenizers": [BYTES] * 24}}, "pre_tokenizer that"),
+    "in the decoder": ({"decoder": {"type": "Sequence", "decoders": replace(24, "aa")["normalizers"]}}, "decoder that"),
+    "the template repeats": ({"post_processor": template(9, 1)}, "repeats a text 9 times"),
+    "the template adds": ({"post_processor": template(1, 1000)}, "100000 tokens around it"),
+    "steps": ({"normalizer": steps(MAX_STEPS)}, f"{MAX_STEPS + 1} normalisers, splitters"),
+    "added tokens": (
+        {
+            "normalizer": replace(12, "aa"),
+            "added_tokens": [{"id": 1, "content": "a" * 2**15, "special": False, "normalized": True} | dict.fromkeys(
+                ("single_word", "lstrip", "rstrip"), False)],
+        },
+        "added tokens of 32768 characters",
+    ),
+}  # fmt: skip
+
+
+def test_what_grows_is_refused_before_it_is_built() -> None:
+    whole = {"version": "1.0", "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}, "added_tokens": []}
+    for name, (parts, why) in GROWING.items():
+        with pytest.raises(ModelLoadError) as told:
+            check_tokenizer_file(json.dumps(whole | parts).encode(), "folder")
+        assert str(told.value).startswith("folder: the tokenizer has "), name
+        assert why in str(told.value), (name, str(told.value))
+    for damaged in (b"", b"[" * 10**6, b'{"normalizer": {"type": "?"}}', b'{"added_tokens": 1}', b"\xff"):
+        with pytest.raises(ModelLoadError, match="folder: not a tokeniser"):
+            check_tokenizer_file(damaged, "folder")
+
+
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        (WORDS | {"max_input_chars_per_word": 10**9}, "words of 1000000000 characters"),
+        ({"type": "Unigram", "unk_id": 0, "vocab": [["a", 0.0], ["b" * 1000, -1.0]]}, "piece of 1000 characters"),
+    ],
+)
+def test_models_that_search_far_are_refused(model: dict[str, Any], why: str) -> None:
+    with pytest.raises(ModelLoadError, match=why):
+        check_tokenizer(tokenizer(model=model), "folder")
+    small = model | ({"max_input_chars_per_word": 100} if model is not None and "unk_token" in model else {})
+    if small != model:
+        check_tokenizer(tokenizer(model=small), "folder")
+
+
+def test_a_text_that_would_grow_is_refused() -> None:
+    """Where a normaliser may make much of some texts, each is looked at before it is tokenised."""
+    limit = GrowthLimit(tokenizer(normalizer=replace(12, "aa")))
+    limit.check("b" * 2 * MAX_FREE_CHARACTERS)
+    limit.check("a" * 200)
+    for text in ("a" * 1000, "b" * MAX_FREE_CHARACTERS + "a" * 2000):
+        with pytest.raises(InvalidRequest, match=r"makes more than [0-9]+ characters of this text"):
+            limit.check(text)
+    GrowthLimit(tokenizer(normalizer=replace(2, "aa"))).check("a" * 2 * MAX_FREE_CHARACTERS)
 
 
 def test_what_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +162,7 @@ def test_a_model_with_one_is_not_loaded(tmp_path: Path) -> None:
     file = folder / "tokenizer.json"
     content = json.loads(file.read_text()) if file.exists() else json.loads(tokenizer().to_str())
     file.write_text(json.dumps(content | {"pre_tokenizer": split("(a|a)*$")}))
-    with pytest.raises(ModelLoadError, match="normaliser or splitter cannot be used"):
+    with pytest.raises(ModelLoadError, match="normaliser, splitter or decoder cannot be used"):
         fwk.LLM(str(folder), max_total_tokens=64)
 
 
@@ -101,5 +177,6 @@ def test_a_huge_file_is_refused_by_its_size(tmp_path: Path) -> None:
 def test_a_panic_in_a_request_is_the_texts_fault() -> None:
     text = object.__new__(ModelText)
     text.tokenizer = tokenizer(pre_tokenizer=split("(a|a)*$"))
+    text._growth = GrowthLimit(text.tokenizer)
     with pytest.raises(InvalidRequest, match="takes too long to split"):
         text.encode("a" * 40 + "b")

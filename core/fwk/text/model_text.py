@@ -22,6 +22,7 @@ from fwk.text.infill import infill_template
 from fwk.text.prompt_limits import PromptLimits
 from fwk.text.tokenizer_check import check_tokenizer
 from fwk.text.tokenizer_files import read_tokenizer
+from fwk.text.tokenizer_growth import GrowthLimit
 from fwk.text.vocabulary import Vocabulary
 from fwk.types import SamplingParams
 
@@ -32,6 +33,7 @@ class ModelText(TextTools):
     def __init__(self, checkpoint: Checkpoint, options: ModelOptions, vocab_size: int) -> None:
         self.tokenizer = read_tokenizer(checkpoint, options)
         check_tokenizer(self.tokenizer, options.tokenizer_path or checkpoint.path)
+        self._growth = GrowthLimit(self.tokenizer)
         # A tokenizer.json may carry the padding and truncation of whoever saved it: here a text is its own tokens, all.
         self.tokenizer.no_padding()
         self.tokenizer.no_truncation()
@@ -67,6 +69,7 @@ class ModelText(TextTools):
     def encode(self, text: str, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
         tokenizer = self.tokenizer if parse_special else self._literal
         try:
+            self._growth.check(text)
             # Not ``encode``, which keeps the GIL: megabytes of text would stop the event loop for seconds.
             return tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except (UnicodeEncodeError, TypeError):
@@ -78,6 +81,8 @@ class ModelText(TextTools):
 
     def encode_pair(self, first: str, second: str) -> tuple[list[int], int]:
         try:
+            for text in (first, second):
+                self._growth.check(text)
             found = self._literal.encode_batch([(first, second)])[0]
         except (UnicodeEncodeError, TypeError):
             raise InvalidRequest("the text is not valid Unicode (lone surrogates)") from None

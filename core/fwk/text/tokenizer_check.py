@@ -1,7 +1,8 @@
 """Tokenizers come with models, which need not be trusted: one whose patterns explode is refused before it serves.
 
 Vocabulary and merges cost time and memory in proportion to their file, whose size loaders bound. Patterns and
-replacements do not: a few bytes can double a text a hundred times, or search it for years.
+replacements do not: a few bytes can double a text a hundred times, or search it for years. What replacements can make
+of a text is counted (``fwk.interfaces.tokenizer_bounds``), and what patterns take is tried.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
+from tokenizers.models import Unigram, WordPiece
 
 from fwk.errors import ModelLoadError
+from fwk.interfaces.tokenizer_bounds import check_tokenizer_parts, parts_of, steps
 
 TRIAL = Path(__file__).with_name("tokenizer_trial.py")
 MAX_FILE_BYTES = 128 << 20
@@ -24,8 +26,11 @@ MAX_FILE_BYTES = 128 << 20
 
 CPU_SECONDS = 5
 MEGABYTES = 1024
-MAX_STEPS = 64
-"""Of normaliser and splitter together; real ones have less than ten."""
+MAX_WORD = 200
+"""Characters of a word that WordPiece splits, in time that grows with their square; all have 100."""
+
+MAX_PIECE = 256
+"""Characters of a piece of Unigram, which searches up to the longest at every place; real ones have 16."""
 
 MAX_CONTENT = 8
 """Characters of a replacement that needs no trial: marks of spaces and accents."""
@@ -44,32 +49,24 @@ KNOWN = frozenset(
 
 def check_tokenizer(tokenizer: Tokenizer, path: object) -> None:
     """Raises ``ModelLoadError`` for a tokenizer whose patterns take too much time or memory. path: of the model."""
-    parts = {name: _state(getattr(tokenizer, name)) for name in ("normalizer", "pre_tokenizer")}
-    steps = [step for part in parts.values() for step in _steps(part)]
-    if len(steps) > MAX_STEPS:
+    parts = parts_of(tokenizer)
+    check_tokenizer_parts(parts, path)
+    model: Any = tokenizer.model
+    if isinstance(model, WordPiece) and model.max_input_chars_per_word > MAX_WORD:
         raise ModelLoadError(
-            f"{path}: the tokenizer has {len(steps)} normalisers and splitters, and {MAX_STEPS} at most are "
-            "accepted; give another one with --tokenizer-path"
+            f"{path}: the tokenizer splits words of {model.max_input_chars_per_word} characters "
+            f"(max_input_chars_per_word); {MAX_WORD} at most are accepted; give another one with --tokenizer-path"
         )
-    if any(map(_may_explode, steps)):
+    if isinstance(model, Unigram):
+        longest = max(map(len, tokenizer.get_vocab(with_added_tokens=False)), default=0)
+        if longest > MAX_PIECE:
+            raise ModelLoadError(
+                f"{path}: the tokenizer has a piece of {longest} characters; {MAX_PIECE} at most are accepted of a "
+                "Unigram model; give another one with --tokenizer-path"
+            )
+    del parts["post_processor"]
+    if any(_may_explode(step) for part in parts.values() for step in steps(part)):
         _try(parts, path)
-
-
-def _state(part: Any) -> Any:
-    return None if part is None else json.loads(part.__getstate__())
-
-
-def _steps(part: Any) -> Iterator[dict[str, Any]]:
-    """Every object within, however deep."""
-    found = [part]
-    while found:
-        one = found.pop()
-        if isinstance(one, dict):
-            if "type" in one:
-                yield one
-            found.extend(one.values())
-        elif isinstance(one, list):
-            found.extend(one)
 
 
 def _may_explode(step: dict[str, Any]) -> bool:
@@ -92,6 +89,6 @@ def _try(parts: dict[str, Any], path: object) -> None:
     else:
         why = lines[-1] if lines else f"it ended with exit code {done.returncode}"
     raise ModelLoadError(
-        f"{path}: the tokenizer's normaliser or splitter cannot be used on a text of 16,384 characters: {why}; "
-        "give another one with --tokenizer-path"
+        f"{path}: the tokenizer's normaliser, splitter or decoder cannot be used on a text of 16,384 characters: "
+        f"{why}; give another one with --tokenizer-path"
     )

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 from fwk.config import ModelOptions
 from fwk.errors import ModelLoadError
 from fwk.interfaces.loader import Checkpoint
+from fwk.interfaces.tokenizer_bounds import check_tokenizer_file
 from fwk.text.tokenizer_check import MAX_FILE_BYTES
 from fwk_jobs import tokenizers as conversion
 
@@ -55,8 +56,10 @@ def _from_file(file: Path) -> Tokenizer:
         raise ModelLoadError(
             f"--tokenizer-path: {file} is larger than {MAX_FILE_BYTES >> 20} MB, which no tokenizer is"
         )
+    data = file.read_bytes()
+    check_tokenizer_file(data, f"--tokenizer-path: {file}")
     try:
-        return Tokenizer.from_file(str(file))
+        return Tokenizer.from_buffer(data)
     except Exception as error:
         raise ModelLoadError(f"--tokenizer-path: {file} is damaged: {error}") from None
 
@@ -82,7 +85,11 @@ def _converted(vocabulary: Path) -> Tokenizer:
             f"{vocabulary}: no folder to keep the converted tokenizer in: {error}; name another in XDG_CACHE_HOME"
         ) from None
     try:
-        return Tokenizer.from_file(str(kept))
+        data = kept.read_bytes()
+        check_tokenizer_file(data, kept)
+        return Tokenizer.from_buffer(data)
+    except ModelLoadError:
+        raise
     except Exception as error:
         raise ModelLoadError(f"{kept}, made of {vocabulary}, is damaged ({error}); remove it") from None
 

@@ -1,7 +1,7 @@
 """A program of its own: what a tokenizer does to texts before it looks tokens up, within limits that end it.
 
 ``python -P tokenizer_trial.py CPU_SECONDS MEGABYTES`` with a JSON object on standard input, of the tokenizer's
-``normalizer`` and ``pre_tokenizer``. It ends with exit code 0, or with 1 and a sentence, or by a signal.
+``normalizer``, ``pre_tokenizer`` and ``decoder``. It ends with exit code 0, or with 1 and a sentence, or by a signal.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ EMPTY = {"type": "BPE", "vocab": {}, "merges": []}
 
 
 def main() -> None:
-    """Normalise and split every probe."""
+    """Normalise, split and decode every probe."""
     seconds, megabytes = map(int, sys.argv[1:])
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
@@ -33,6 +33,8 @@ def main() -> None:
             text = tokenizer.normalizer.normalize_str(text)
         if tokenizer.pre_tokenizer is not None:
             tokenizer.pre_tokenizer.pre_tokenize_str(text)
+        if tokenizer.decoder is not None:
+            tokenizer.decoder.decode([text])
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from fwk.errors import ModelLoadError
 from fwk.interfaces.loader import Checkpoint
+from fwk.interfaces.tokenizer_bounds import check_tokenizer_file
 from fwk.types import PoolingConfig
 from fwk_loaders._common.json_file import read_bytes, read_json
 from fwk_loaders._common.pooling import read_pooling
@@ -93,10 +94,10 @@ class ModelFolder:
             )
         from tokenizers import Tokenizer  # noqa: PLC0415 - only who tokenises needs it
 
+        data = read_bytes(path, MAX_TOKENIZER_BYTES)
+        check_tokenizer_file(data, path)
         try:
-            return Tokenizer.from_buffer(read_bytes(path, MAX_TOKENIZER_BYTES))
-        except ModelLoadError:
-            raise
+            return Tokenizer.from_buffer(data)
         except Exception as error:  # the library raises bare Exception
             raise ModelLoadError(f"{path}: not a tokeniser ({error}); fetch the file again") from error
 
