@@ -18,6 +18,7 @@ from fwk.plugins import PluginFactory, PluginSet, Registered, choose, find, load
 from fwk.plugins.selection import AUTO
 from fwk.setup.served_as import ServedAs, served_as
 from fwk.types import ModelConfig, Task
+from fwk.types.config_numbers import check_config, check_token_ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,7 @@ def open_model(config: Config, plugins: PluginSet, progress: Callable[[str], Non
     name, loader, reasons = _choose_loader(config, plugins, path)
     checkpoint = loader.open(path)
     raw = {**checkpoint.config(), **_overrides(config.model.json_model_override_args)}
+    check_config(raw, str(path))
     stored = checkpoint.pooling()
     spec = _model_spec(config, plugins, raw, prefers_embed=stored is not None)
     model = ModelConfig.from_dict(raw if spec is None else spec.normalised(raw), str(path))
@@ -186,7 +188,9 @@ def _eos_ids(checkpoint: Checkpoint, model: ModelConfig, given: tuple[int, ...])
     if any(not 0 <= token_id < model.vocab_size for token_id in given):
         raise ConfigError(f"--eos-id: ids of tokens are 0 to {model.vocab_size - 1} here, not {max(given)}")
     ids = {*model.eos_token_ids, *given}
-    more = checkpoint.generation_config().get("eos_token_id")
+    generation = checkpoint.generation_config()
+    check_token_ids(generation, f"{checkpoint.path}, generation_config.json")
+    more = generation.get("eos_token_id")
     ids.update(cast(list[int], more) if isinstance(more, list) else [more] if isinstance(more, int) else [])
     if not ids:  # neither a file nor the user says it: the architecture's own
         own: Any = model.raw.get("default_eos_token_id")

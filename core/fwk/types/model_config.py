@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 from fwk.errors import ModelLoadError
+from fwk.types.config_numbers import check_config
 
 _OLDER_NAMES = {
     "hidden_size": ("n_embd", "d_model"),
@@ -113,6 +114,7 @@ class ModelConfig:
         Both spellings of the rotary settings are read: ``rope_theta``/``rope_scaling`` and the newer
         ``rope_parameters``.
         """
+        check_config(raw, where)
         architectures = cast(list[Any], raw.get("architectures") or [])
         if not architectures:
             raise ModelLoadError(f"{where}: 'architectures' is missing, so no model class can be chosen")
@@ -132,7 +134,13 @@ class ModelConfig:
         if raw.get("use_sliding_window") is False:
             window = None
         kinds: Any = raw.get("layer_types")
-        num_layers = integer("num_hidden_layers", high=2**16)
+        num_layers = integer("num_hidden_layers", high=2**10)
+        num_kv_heads = integer("num_key_value_heads", num_heads, high=2**16)
+        if num_heads % num_kv_heads:
+            raise ModelLoadError(
+                f"{where}: the {num_heads} attention heads ('num_attention_heads') cannot share {num_kv_heads} heads "
+                "of K and V ('num_key_value_heads')"
+            )
         if kinds is not None and (not isinstance(kinds, list) or len(cast("list[Any]", kinds)) < num_layers):
             raise ModelLoadError(f"{where}: 'layer_types' must name the kind of each of the {num_layers} layers")
         ropes = _ropes(raw)
@@ -144,7 +152,7 @@ class ModelConfig:
             hidden_size=hidden_size,
             num_layers=num_layers,
             num_heads=num_heads,
-            num_kv_heads=integer("num_key_value_heads", num_heads, high=2**16),
+            num_kv_heads=num_kv_heads,
             head_size=head_size,
             intermediate_size=integer("intermediate_size", 4 * hidden_size),
             max_position_embeddings=integer("max_position_embeddings", 2048),
