@@ -15,6 +15,7 @@ from pydantic.fields import FieldInfo
 
 from fwk.cli.formatting import MAX_LINE, help_formatter
 from fwk.config import aliases_of, is_secret, stability_of, turned_by
+from fwk.config.files import read_text
 from fwk.errors import ConfigError
 from fwk.plugins import PluginSet, option_owners
 from fwk.plugins.options import flag, normal, switches
@@ -225,13 +226,19 @@ def read_environment(parser: Parser, environment: Mapping[str, str]) -> dict[str
     return found
 
 
+MAX_CONFIG_BYTES = 2**20
+"""Of a file of options; YAML is slow to read."""
+
+
 def read_config_file(path: str) -> dict[str, Any]:
     """Options from a YAML file: a mapping of option names to values. Raises ``ConfigError``."""
     try:
-        data = yaml.safe_load(Path(path).expanduser().read_text(encoding="utf-8"))
+        data = yaml.safe_load(read_text(Path(path).expanduser(), MAX_CONFIG_BYTES))
     except OSError as error:
         raise ConfigError(f"--config: cannot read {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except RecursionError:
+        raise ConfigError(f"--config: {path} is nested too deeply") from None
+    except (yaml.YAMLError, UnicodeDecodeError, ValueError) as error:
         raise ConfigError(f"--config: {path} is not YAML: {' '.join(str(error).split())}") from None
     if data is None:
         return {}

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
+from fwk.config.files import open_regular
 from fwk.config.options import Options, is_secret
 from fwk.errors import ConfigError
 
@@ -65,7 +66,7 @@ def hide(text: str, secrets: Iterable[str]) -> str:
 def read_secret(path: str, option: str) -> bytes:
     """What is in the file of an option, without white space around it. Raises ``ConfigError``."""
     try:
-        with Path(path).expanduser().open("rb") as file:
+        with open_regular(Path(path).expanduser()) as file:
             secret = file.read(MAX_SECRET_BYTES + 1).strip()
     except OSError as error:
         raise ConfigError(f"{option}: cannot read {path}: {error.strerror or error}") from None

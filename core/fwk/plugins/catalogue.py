@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from fwk.config.files import read_text
 from fwk.errors import ConfigError
 
 
@@ -29,7 +30,7 @@ def read_catalogue(path: str) -> list[Known]:
     Raises ``ConfigError`` when the file cannot be read, or holds something else.
     """
     try:
-        data: dict[str, Any] = tomllib.loads(Path(path).expanduser().read_text(encoding="utf-8"))
+        data: dict[str, Any] = tomllib.loads(read_text(Path(path).expanduser()))
         return [
             Known(
                 str(row["package"]),
@@ -40,7 +41,7 @@ def read_catalogue(path: str) -> list[Known]:
         ]
     except OSError as error:
         raise ConfigError(f"--plugin-catalogue: cannot read {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(
             f"--plugin-catalogue: {path} must be TOML with tables [[plugin]] of package and flags: {error!r}"
         ) from None

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any, cast
 
+from fwk.config.files import read_text
 from fwk.errors import ConfigError
 from fwk.plugins.discovery import PluginSet
 
@@ -29,9 +29,9 @@ def frozen(plugins: PluginSet) -> dict[str, Any]:
 def check_lock(path: str, plugins: PluginSet) -> None:
     """Raise ``ConfigError`` naming every difference, unless ``plugins`` are those of the file."""
     try:
-        locked: dict[str, Any] = json.loads(Path(path).read_text())
+        locked: dict[str, Any] = json.loads(read_text(path))
         rows = cast(dict[str, dict[str, Any]], dict(locked["plugins"]))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError(f"--plugins-lock {path}: not a file that 'fwk plugins freeze' wrote: {error}") from None
     found = differences(rows, frozen(plugins)["plugins"])
     if found or locked.get("fingerprint") != plugins.fingerprint:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fwk.config import ServerOptions
+from fwk.config.files import read_text
 from fwk.config.server import KEY_PATTERN
 from fwk.errors import ConfigError
 
@@ -50,9 +51,9 @@ def read_keys(options: ServerOptions) -> Keys:
 
 def _read_file(path: str) -> dict[str, str]:
     try:
-        lines = Path(path).expanduser().read_text(encoding="utf-8").splitlines()
+        lines = read_text(Path(path).expanduser()).splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--api-key-file: cannot read {path}: {getattr(error, 'strerror', error)}") from None
+        raise ConfigError(f"--api-key-file: cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
     named: dict[str, str] = {}
     for number, line in enumerate(lines, 1):
         words = line.split()

@@ -11,6 +11,7 @@ from pathlib import Path
 import orjson
 
 from fwk.config import ServerOptions
+from fwk.config.files import check_regular
 from fwk.errors import ConfigError, PortTaken
 from fwk.interfaces.dialect import openai_error
 from fwk.server.keys import Keys, read_keys
@@ -97,6 +98,13 @@ def tls_context(options: ServerOptions) -> ssl.SSLContext | None:
     certificate, authorities = options.ssl_certfile, options.ssl_ca_certs
     if certificate is None:
         return None
+    for name in ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs"):
+        path = getattr(options, name)
+        try:
+            if path is not None:
+                check_regular(path)
+        except OSError as error:
+            raise ConfigError(f"--{name.replace('_', '-')} {path}: {error.strerror or error}") from None
     try:
         return addresses.tls_context(certificate, options.ssl_keyfile, options.ssl_keyfile_password, authorities)
     except addresses.BadCertificate as error:

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 from tokenizers import Tokenizer
 
+from fwk.config.files import read_regular
 from fwk.errors import ConfigError
 from fwk.interfaces.dialect import Infill, TextTools
 
@@ -135,16 +136,14 @@ def _missing(form: InfillFormat, tokenizer: Tokenizer) -> list[str]:
 
 
 def _read(chosen: str) -> InfillFormat:
-    path = Path(chosen)
-    if not path.is_file():
+    if not Path(chosen).exists():
         known = ", ".join(FORMATS)
         raise ConfigError(f"--completion-template {chosen}: neither a file nor one of auto, {known}")
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_FILE)
-        given = msgspec.json.decode(data, type=_File)
-    except (OSError, msgspec.MsgspecError) as error:
-        raise ConfigError(f"--completion-template {chosen}: {error}") from None
+        given = msgspec.json.decode(read_regular(chosen, MAX_FILE), type=_File)
+    except (OSError, msgspec.MsgspecError, RecursionError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise ConfigError(f"--completion-template {chosen}: {why}") from None
     if given.fim_position.lower() == "middle":
         return InfillFormat(given.fim_begin_token, given.fim_middle_token, given.fim_end_token)
     if given.fim_position.lower() == "end":

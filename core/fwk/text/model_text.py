@@ -13,6 +13,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from fwk.config import ModelOptions
+from fwk.config.files import read_text
 from fwk.errors import InvalidRequest, ModelLoadError
 from fwk.interfaces.dialect import Infill, TextTools
 from fwk.interfaces.loader import Checkpoint
@@ -25,6 +26,9 @@ from fwk.text.tokenizer_files import read_tokenizer
 from fwk.text.tokenizer_growth import GrowthLimit
 from fwk.text.vocabulary import Vocabulary
 from fwk.types import SamplingParams
+
+MAX_TEMPLATE_BYTES = 4 * 2**20
+"""Of a chat template, as loaders bound those of checkpoints."""
 
 
 class ModelText(TextTools):
@@ -198,9 +202,10 @@ class _Marks:
 
 def _read(path: str) -> str:
     try:
-        return Path(path).expanduser().read_text(encoding="utf-8")
+        return read_text(Path(path).expanduser(), MAX_TEMPLATE_BYTES)
     except (OSError, UnicodeDecodeError) as error:
-        raise ModelLoadError(f"--chat-template: cannot read {path}: {error}") from None
+        why = getattr(error, "strerror", None) or error
+        raise ModelLoadError(f"--chat-template: cannot read {path}: {why}") from None
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:

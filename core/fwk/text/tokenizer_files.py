@@ -12,6 +12,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from fwk.config import ModelOptions
+from fwk.config.files import read_regular
 from fwk.errors import ModelLoadError
 from fwk.interfaces.loader import Checkpoint
 from fwk.interfaces.tokenizer_bounds import check_tokenizer_file
@@ -56,7 +57,7 @@ def _from_file(file: Path) -> Tokenizer:
         raise ModelLoadError(
             f"--tokenizer-path: {file} is larger than {MAX_FILE_BYTES >> 20} MB, which no tokenizer is"
         )
-    data = file.read_bytes()
+    data = read_regular(file, MAX_FILE_BYTES)
     check_tokenizer_file(data, f"--tokenizer-path: {file}")
     try:
         return Tokenizer.from_buffer(data)
@@ -85,7 +86,7 @@ def _converted(vocabulary: Path) -> Tokenizer:
             f"{vocabulary}: no folder to keep the converted tokenizer in: {error}; name another in XDG_CACHE_HOME"
         ) from None
     try:
-        data = kept.read_bytes()
+        data = read_regular(kept, MAX_FILE_BYTES)
         check_tokenizer_file(data, kept)
         return Tokenizer.from_buffer(data)
     except ModelLoadError:
@@ -103,7 +104,7 @@ def _contents(vocabulary: Path) -> dict[str, bytes]:
             continue
         if path.stat().st_size > most:
             raise ModelLoadError(f"{path}: larger than {most >> 20} MB, which no such file is")
-        contents[path.name] = path.read_bytes()
+        contents[path.name] = read_regular(path, most)
     return contents
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fwk.config import Config
+from fwk.config.files import open_regular
 from fwk.interfaces.attention import AttentionLayer
 from fwk.interfaces.declaration import installed_version
 from fwk.interfaces.parallel import ParallelGroup
@@ -197,7 +198,7 @@ def _files(path: Path) -> list[Path]:
 def _sampled(file: Path) -> str:
     """A hash of a piece of every ``SAMPLE_EVERY`` bytes, the last piece among them."""
     digest = hashlib.blake2b(digest_size=16)
-    with file.open("rb", buffering=0) as source:
+    with open_regular(file) as source:
         size = os.fstat(source.fileno()).st_size
         for start in [*range(0, size, SAMPLE_EVERY), max(size - SAMPLE_BYTES, 0)]:
             digest.update(os.pread(source.fileno(), SAMPLE_BYTES, start))

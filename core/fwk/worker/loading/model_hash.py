@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
 
+from fwk.config.files import open_regular
 from fwk.errors import ModelLoadError
 
 log = logging.getLogger(__name__)
@@ -83,7 +84,7 @@ def _hash(file: Path, stat: list[int]) -> str:
     with _locked(kept) as cache:
         found = _read(cache, stat)
         if found is None:
-            with file.open("rb") as source:
+            with open_regular(file) as source:
                 found = hashlib.file_digest(source, lambda: hashlib.blake2b(digest_size=32)).hexdigest()
             if _stat(file) == stat and cache is not None and time.time_ns() - stat[3] > RECENT_NS:
                 os.ftruncate(cache, 0)

@@ -9,12 +9,12 @@ read the same keys; or one for all. Channels that no list names follow in their 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+from fwk.config.files import read_text
 from fwk.errors import ConfigError
 from fwk.interfaces.attention import AttentionLayer
 
@@ -33,8 +33,8 @@ class Channels:
             raise ConfigError(f"{OPTION} is needed: {MAKE}")
         self._path, self._kind, self._rank, self._num_ranks = path, kind, rank, num_ranks
         try:
-            found: Any = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+            found: Any = json.loads(read_text(path))
+        except (OSError, ValueError, RecursionError) as error:
             raise ConfigError(f"{OPTION} {path}: {error}; {MAKE}") from None
         if not isinstance(found, dict):
             raise ConfigError(f"{OPTION} {path}: JSON with a list by layer is wanted; {MAKE}")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
+from fwk.config.files import read_regular
 from fwk.errors import ModelLoadError
 
 MAX_JSON_BYTES = 64 * 2**20
@@ -27,12 +27,6 @@ def read_json(path: Path) -> dict[str, Any]:
 def read_bytes(path: Path, max_bytes: int) -> bytes:
     """A file of at most ``max_bytes``. Raises ``ModelLoadError`` naming it when it cannot be read or is larger."""
     try:
-        with path.open("rb") as file:
-            # Not ``read(max_bytes)``, which reserves that much; and no file grows past what it was while it is read.
-            size = os.fstat(file.fileno()).st_size
-            content = file.read(min(size, max_bytes) + 1)
+        return read_regular(path, max_bytes)
     except OSError as error:
         raise ModelLoadError(f"{path}: cannot be read: {error.strerror or error}") from error
-    if len(content) > max_bytes:
-        raise ModelLoadError(f"{path}: larger than {max_bytes // 2**20} MiB, which no such file is")
-    return content

@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fwk.config.files import open_regular
 from fwk.errors import ModelLoadError
 from fwk.interfaces.loader import Checkpoint, Loader, WeightSource
 from fwk_loaders._common.json_file import read_json
@@ -31,7 +32,7 @@ class GGUFLoader(Loader):
                     return "reads folders without config.json only"
                 found = _files_in(path)
                 return None if len(found) == 1 else f"needs exactly one .gguf file in the folder, found {len(found)}"
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 return None if file.read(4) == MAGIC else "needs a file that starts with 'GGUF'"
         except OSError as error:
             return f"cannot read {path}: {error.strerror}"

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from fwk.config.files import open_regular
 from fwk.errors import ModelLoadError
 from fwk_loaders.gguf.types import TENSOR_TYPES, TensorType, describe_unread
 
@@ -111,7 +112,7 @@ class GGUFFile:
 
 def _map(path: Path) -> mmap.mmap:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             if file.read(4) != MAGIC:
                 raise ModelLoadError(f"{path}: not a GGUF file (it does not start with 'GGUF')")
             size = os.fstat(file.fileno()).st_size
@@ -120,7 +121,7 @@ def _map(path: Path) -> mmap.mmap:
             # A private mapping: tensors made from it are writable for torch, and the file never changes.
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     except (OSError, ValueError) as error:
-        raise ModelLoadError(f"{path}: cannot be read: {error}") from error
+        raise ModelLoadError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
 
 class _Header:

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from fwk.config.files import open_regular
 from fwk.errors import ModelLoadError
 from fwk_loaders._common.dtypes import DTYPES
 
@@ -36,7 +37,7 @@ class MappedFile:
     def __init__(self, path: Path) -> None:
         """Raises ``ModelLoadError``."""
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 self._memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
             size = struct.unpack_from("<Q", self._memory)[0]
             header = json.loads(self._memory[8 : 8 + size])

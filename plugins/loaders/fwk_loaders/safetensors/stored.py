@@ -9,12 +9,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fwk.config.files import open_regular
 from fwk.errors import ModelLoadError
 from fwk.interfaces.loader import StoredTensor
 from fwk_loaders._common.bits import BITS
 
 MAX_HEADER_BYTES = 100_000_000
 """The library's own limit."""
+
+MAX_TENSORS = 2**18
+"""Of one file; the largest models there are have half as many in all of theirs."""
 
 
 def stored_tensors(files: Mapping[Path, list[str] | None]) -> dict[str, StoredTensor]:
@@ -30,11 +34,14 @@ def stored_tensors(files: Mapping[Path, list[str] | None]) -> dict[str, StoredTe
 
 
 def _header(path: Path) -> dict[str, StoredTensor]:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         (size,) = struct.unpack("<Q", file.read(8))
         if size > MAX_HEADER_BYTES:
             raise ValueError("the header is too large")
-        header: dict[str, Any] = json.loads(file.read(size))
+        text = file.read(size)
+        if text.count(b"{") > MAX_TENSORS:  # before it is read, which takes ten times its size
+            raise ValueError(f"the header has more than {MAX_TENSORS} tensors")
+        header: dict[str, Any] = json.loads(text)
         end = file.seek(0, 2)
     found: dict[str, StoredTensor] = {}
     for name, entry in header.items():

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fwk.config.files import check_regular
 from fwk.errors import ModelLoadError
 from fwk.interfaces.loader import WeightSource
 from fwk.interfaces.quant import PACKED, PLAIN
@@ -115,6 +116,7 @@ class SafetensorsWeights(WeightSource):
 
 def _open(path: Path) -> Any:
     try:
+        check_regular(path)
         return safe_open(path, framework="pt", device="cpu")
     except (SafetensorError, OSError, RuntimeError, ValueError) as error:
         raise ModelLoadError(f"{path}: not a whole safetensors file ({error}); fetch it again") from error

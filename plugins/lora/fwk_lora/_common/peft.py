@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_safetensors
 from torch import Tensor
 
+from fwk.config.files import open_regular
 from fwk.errors import ModelLoadError
 from fwk.interfaces.lora import AdapterWeights, LoRAMatrices
 from fwk_lora._common.module_pattern import matches
@@ -81,7 +82,7 @@ def _memory_lines() -> list[str]:
 def _bytes(path: Path, limit: int) -> bytes:
     """A file's content, if the size it declares is within ``limit``; nothing is read of one that is larger."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
             data = file.read(limit + 1) if size <= limit else b""
     except OSError as error:

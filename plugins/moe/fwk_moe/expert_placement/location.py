@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fwk.config.files import read_regular
 from fwk.errors import ConfigError, ModelLoadError
 from fwk_moe.expert_placement import TRIVIAL
 
@@ -40,9 +41,7 @@ def read_location(given: str) -> InitialLocation | None:
         return None
     path = Path(given).expanduser()
     try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise ConfigError(f"--init-expert-location {path} has more than {MAX_FILE_BYTES >> 20} MiB")
-        found: Any = json.loads(path.read_bytes())
+        found: Any = json.loads(read_regular(path, MAX_FILE_BYTES))
     except OSError as error:
         raise ConfigError(f"--init-expert-location {path}: {error.strerror}") from None
     except (ValueError, RecursionError):

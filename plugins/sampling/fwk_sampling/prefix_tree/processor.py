@@ -10,6 +10,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
+from fwk.config.files import read_regular
 from fwk.errors import ConfigError
 from fwk.interfaces.sampling import LogitsProcessor, LogitsView, SamplingContext
 from fwk.types import SamplingParams
@@ -77,7 +78,7 @@ class PrefixTree(LogitsProcessor):
 
 def _read(path: str) -> TreeFile:
     try:
-        return TreeFile.model_validate_json(Path(path).expanduser().read_bytes())
+        return TreeFile.model_validate_json(read_regular(Path(path).expanduser()))
     except OSError as error:
         raise ConfigError(f"--tree-decode-config {path}: {error.strerror or error}") from None
     except ValidationError as error:

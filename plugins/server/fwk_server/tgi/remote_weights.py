@@ -176,7 +176,7 @@ def _seen(block: asyncio.Future[bytes]) -> None:
 
 
 def _open(path: Path) -> int:
-    return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO in its place is not waited for
 
 
 def block_digest(identity: str, name: str, start: int, block: memoryview) -> bytes:

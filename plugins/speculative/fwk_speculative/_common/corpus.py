@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import cast
 
 import numpy as np
 
+from fwk.config.files import open_regular
 from fwk.errors import ConfigError
 from fwk_speculative._common.matches import MAX_PLACES, longer_matches
 
@@ -56,13 +57,13 @@ def read_corpus(path: str, encode: Callable[[str], list[int]], most: int) -> Cor
     flag = "--speculative-ngram-external-corpus-path"
 
     def texts() -> Iterator[list[int]]:
-        with Path(path).open(encoding="utf-8") as file:
+        with io.TextIOWrapper(open_regular(path), encoding="utf-8") as file:
             for number, line in enumerate(file, 1):
                 if not line.strip():
                     continue
                 try:
                     found: object = json.loads(line)
-                except ValueError:
+                except (ValueError, RecursionError):
                     found = None
                 if isinstance(found, dict):
                     found = cast("dict[str, object]", found).get("text")
@@ -76,4 +77,4 @@ def read_corpus(path: str, encode: Callable[[str], list[int]], most: int) -> Cor
     try:
         return Corpus(texts(), most, f"{flag} {path}")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{flag} {path} cannot be read: {error}") from None
+        raise ConfigError(f"{flag} {path} cannot be read: {getattr(error, 'strerror', None) or error}") from None

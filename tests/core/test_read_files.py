@@ -1,0 +1,155 @@
+"""Paths that people give: what is no regular file is refused at once, wherever a path is taken."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.core.test_security import FILES, ROOT, dotted
+
+from fwk.cli.option_parsing import read_config_file
+from fwk.config import ServerOptions
+from fwk.config.files import open_regular, read_regular
+from fwk.config.secrets import read_secret
+from fwk.errors import FwkError
+from fwk.plugins.catalogue import read_catalogue
+from fwk.server.keys import read_keys
+from fwk.server.listening import tls_context
+from fwk.text.infill import infill_template
+from fwk.text.model_text import _read as read_template
+from fwk_attention.double_sparsity.channels import Channels
+from fwk_loaders._common import read_json
+from fwk_loaders.gguf.loader import GGUFLoader
+from fwk_loaders.gguf.reader import GGUFFile
+from fwk_loaders.safetensors.mapped import MappedFile
+from fwk_loaders.safetensors.stored import stored_tensors
+from fwk_loaders.safetensors.weights import SafetensorsWeights
+from fwk_lora._common import peft
+from fwk_moe.expert_placement.location import read_location
+from fwk_sampling.prefix_tree.processor import _read as read_tree
+from fwk_speculative._common.corpus import read_corpus
+
+READERS: dict[str, Callable[[Path], object]] = {
+    "--config": lambda path: read_config_file(str(path)),
+    "--api-key-file": lambda path: read_keys(ServerOptions(api_key_file=str(path))),
+    "--plugin-catalogue": lambda path: read_catalogue(str(path)),
+    "a secret": lambda path: read_secret(str(path), "--secret"),
+    "--chat-template": lambda path: read_template(str(path)),
+    "--completion-template": lambda path: infill_template(str(path), None, None),  # type: ignore[arg-type]
+    "--ssl-certfile": lambda path: tls_context(ServerOptions(ssl_certfile=str(path))),
+    "--ds-channel-config-path": lambda path: Channels(str(path), "k"),
+    "--init-expert-location": lambda path: read_location(str(path)),
+    "--tree-decode-config": lambda path: read_tree(str(path)),
+    "a corpus": lambda path: read_corpus(str(path), lambda text: [1], 10),
+    "config.json": read_json,
+    "a GGUF file": GGUFFile,
+    "weights, mapped": MappedFile,
+    "weights, their header": lambda path: stored_tensors({path: None}),
+    "weights": lambda path: SafetensorsWeights(path.parent, {path: None}, {}),
+    "an adapter": lambda path: peft._bytes(path, 2**20),
+}
+
+
+@pytest.fixture
+def odd(tmp_path: Path) -> Iterator[list[Path]]:
+    """A FIFO that has no writer, a socket, an endless device, a folder, a link to itself, and nothing."""
+    fifo, listening, loop = tmp_path / "fifo", tmp_path / "socket", tmp_path / "loop"
+    os.mkfifo(fifo)
+    loop.symlink_to(loop)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(listening))
+        yield [fifo, listening, Path("/dev/zero"), tmp_path, loop, tmp_path / "missing"]
+
+
+@pytest.mark.timeout(20)
+def test_nothing_waits_for_what_is_no_file(odd: list[Path]) -> None:
+    wrong: list[str] = []
+    for name, read in READERS.items():
+        for path in odd:
+            try:
+                read(path)
+            except FwkError as error:
+                if "\n" in str(error) or path.name not in str(error):
+                    wrong.append(f"{name}, {path.name}: {error}")
+            except Exception as error:
+                wrong.append(f"{name}, {path.name}: {error!r}")
+            else:
+                wrong.append(f"{name}, {path.name}: accepted")
+    assert not wrong, "\n".join(wrong)
+    assert GGUFLoader.reads(odd[0]) is not None
+
+
+def test_regular_files_are_read_through_links_and_bounded(tmp_path: Path) -> None:
+    file, link = tmp_path / "file", tmp_path / "link"
+    file.write_bytes(b"12345678")
+    link.symlink_to(file)
+    assert read_regular(link, 8) == b"12345678"
+    with pytest.raises(OSError, match="it is larger than"):
+        read_regular(file, 7)
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(OSError, match="it is a FIFO, not a regular file"):
+        open_regular(tmp_path / "fifo")
+
+
+@pytest.mark.timeout(20)
+def test_a_header_of_more_tensors_than_there_are_is_not_read(tmp_path: Path) -> None:
+    text = b'{"a":' + b"{" * (2**18 + 1)
+    (tmp_path / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text)
+    with pytest.raises(FwkError, match="more than 262144 tensors"):
+        stored_tensors({tmp_path / "model.safetensors": None})
+
+
+OWN = {
+    "core/fwk/config/files.py": "what all others read through",
+    "core/fwk/server/media_reader.py": "its own, which follows no link",
+    "core/fwk/process/": "/proc and /sys",
+    "core/fwk/native/": "files of the program, and of a cache folder that it made",
+    "core/fwk/plugins/peers.py": "files of the program",
+    "core/fwk/worker/loading/weights_cache.py": "files of the program",
+    "plugins/quant/fwk_quant/_linear_cpu/packed.py": "files of the program",
+    "plugins/server/fwk_server/playground/dialect.py": "files of the program",
+    "plugins/devices/": "/sys",
+    "plugins/cache/fwk_cache/file/entry.py": "a cache folder, with a flag that waits for nothing",
+    "plugins/loaders/fwk_loaders/safetensors/weights.py": "safe_open, after a look at the file",
+    "plugins/lora/fwk_lora/_common/peft.py": "/proc",
+    "plugins/server/fwk_server/openai/": "files that it wrote",
+    "plugins/server/fwk_server/tgi/remote_weights.py": "weights, with a flag that waits for nothing",
+    "plugins/multimodal/fwk_multimodal/media/worker.py": "a folder that the server made",
+}
+"""Files of core and plugins that open others without ``fwk.config.files``: which, and why they may."""
+
+
+def opens(source: str) -> list[int]:
+    """Lines of a source that open a file for reading."""
+    found: list[int] = []
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call):
+            continue
+        full = dotted(node.func)
+        last = node.func.attr if isinstance(node.func, ast.Attribute) else full
+        mode = node.args[1 if full in ("open", "io.open") else 0 :][:1] if last == "open" else []
+        reads = isinstance(mode[0], ast.Constant) and str(mode[0].value).startswith("r") if mode else False
+        plain = full in ("open", "io.open") and len(node.args) == 1
+        by_encoding = last == "open" and not mode and any(word.arg == "encoding" for word in node.keywords)
+        known = full in ("safe_open", "np.load", "np.fromfile", "np.memmap") or last == "from_file"
+        whole = last in ("read_bytes", "read_text") and not node.args
+        descriptor = full == "os.open" and not re.search("O_CREAT|O_WRONLY", ast.unparse(node))
+        if known or reads or plain or by_encoding or whole or descriptor:
+            found.append(node.lineno)
+    return found
+
+
+def test_every_place_that_reads_a_file_is_known() -> None:
+    found = {path.relative_to(ROOT).as_posix(): lines for path in FILES if (lines := opens(path.read_text()))}
+    unknown = {name: lines for name, lines in found.items() if not name.startswith(tuple(OWN))}
+    assert not unknown, f"read these through fwk.config.files: {unknown}"
+    for name in OWN:
+        assert name == "core/fwk/config/files.py" or any(path.startswith(name) for path in found), name
+    for source in ('open("x")', 'Path(x).open("rb")', "p.open(encoding='utf-8')", "p.read_text()", "os.open(p, 0)"):
+        assert opens(source), source
+    assert not opens('p.open("wb")')
