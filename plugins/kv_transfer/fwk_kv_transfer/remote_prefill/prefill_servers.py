@@ -18,6 +18,7 @@ import msgspec
 from fwk.errors import ConfigError
 from fwk.interfaces.dialect import EmbedInput, GenerateInput
 from fwk.interfaces.feature import RequestPart, ServerPartContext
+from fwk_http.clients import Allowance, BadReply
 from fwk_kv_transfer.remote_prefill import KVSource, RemotePrefillOptions
 from fwk_kv_transfer.remote_prefill.messages import (
     ABOUT,
@@ -269,16 +270,18 @@ async def post(url: str, path: str, headers: dict[str, str], body: bytes, tls: s
 
 async def _read(reader: asyncio.StreamReader) -> Answer:
     answer = Answer()
+    allowed = Allowance(MAX_ANSWER_BYTES, float("inf"))  # each caller has its own deadline
     parser = httptools.HttpResponseParser(answer)
     while not answer.is_whole:
         piece = await reader.read(65536)
         if not piece:
             raise EOFError
         try:
+            allowed.take(len(piece))
             parser.feed_data(piece)
         except httptools.HttpParserError:
             raise PeerError("does not answer in HTTP") from None
-        if len(answer.body) > MAX_ANSWER_BYTES:
-            raise PeerError("sends more than an answer has")
+        except BadReply:
+            raise PeerError("sends more than an answer has") from None
     answer.status = parser.get_status_code()
     return answer

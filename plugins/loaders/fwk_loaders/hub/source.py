@@ -9,10 +9,14 @@ from typing import Any
 from fwk.errors import ModelLoadError
 from fwk.interfaces.loader import ModelSource, Progress
 from fwk.process.progress import is_watched
+from fwk_http.clients import Allowance, bound_httpx
 
 PATTERNS = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model", "tiktoken.model")
 IGNORED = ("original/*", "consolidated*", "onnx/*", "*/*.safetensors")
 """Second copies of the weights in other layouts."""
+MAX_ANSWER_BYTES = 64 * 2**20
+"""Of what the hub says of a repository, and of any reply that does not say its own length."""
+
 _PART = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9])?"
 _NAME = re.compile(rf"({_PART}/{_PART})(?::([A-Za-z0-9._-]{{1,64}}))?")
 _REMEDIES = {
@@ -50,13 +54,15 @@ class HubSource(ModelSource):
 def _snapshot(name: str, cache_dir: Path, wanted: dict[str, Any]) -> Path:
     try:
         import huggingface_hub  # noqa: PLC0415 - slow to import
-        from huggingface_hub.utils import disable_progress_bars  # noqa: PLC0415 - slow to import
+        from huggingface_hub.utils import _http, disable_progress_bars  # noqa: PLC0415 - slow to import
     except ImportError as error:
         raise ModelLoadError(
             f"model {name!r}: needs the package huggingface_hub: pip install huggingface_hub"
         ) from error
     if not is_watched():
         disable_progress_bars()  # a log file is no place for them
+    default: Any = _http.default_client_factory
+    huggingface_hub.set_client_factory(lambda: bound_httpx(default(), _allowance, follows_redirects=True))
     try:
         return Path(huggingface_hub.snapshot_download(**wanted, cache_dir=cache_dir))
     except Exception as error:  # HTTP, sockets, disk and validation, each with its own classes
@@ -70,6 +76,13 @@ def _snapshot(name: str, cache_dir: Path, wanted: dict[str, Any]) -> Path:
             f"model {name!r} could not be fetched from the hub: {kind}: {detail}. What to do: {remedy}; or put the "
             "model on this machine and give its path: fwk serve PATH"
         ) from error
+
+
+def _allowance(reply: Any) -> Allowance:
+    """A file may be as large as it says; it is written to the disk, not kept in memory."""
+    length = reply.headers.get("content-length", "")
+    is_file = length.isdecimal() and not reply.request.url.path.startswith("/api/")
+    return Allowance(int(length) if is_file else MAX_ANSWER_BYTES)
 
 
 def _fetched_by_others(wanted: dict[str, Any]) -> Path | None:

@@ -6,6 +6,7 @@ import threading
 import time
 from typing import Any
 
+import requests
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 from opentelemetry.sdk.trace import TracerProvider
@@ -16,6 +17,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from fwk import __version__
 from fwk.interfaces.observer import Observer, ObserverContext, RequestRecord
+from fwk_http.clients import Allowance, bound_requests
 from fwk_observability.otel.exporter import CalmExporter
 
 MAX_QUEUE = 2_048
@@ -23,6 +25,7 @@ MAX_QUEUE = 2_048
 
 EXPORT_SECONDS = 5.0
 CLOSE_SECONDS = 2.0
+MAX_ANSWER_BYTES = 2**20
 
 
 class OtelObserver(Observer):
@@ -34,7 +37,10 @@ class OtelObserver(Observer):
     def __init__(self, context: ObserverContext, exporter: SpanExporter | None = None) -> None:
         super().__init__(context)
         endpoint = context.options.endpoint
-        self._exporter = CalmExporter(exporter or OTLPSpanExporter(endpoint, timeout=EXPORT_SECONDS), endpoint)
+        if exporter is None:
+            session = bound_requests(requests.Session(), lambda: Allowance(MAX_ANSWER_BYTES, EXPORT_SECONDS))
+            exporter = OTLPSpanExporter(endpoint, timeout=EXPORT_SECONDS, session=session)
+        self._exporter = CalmExporter(exporter, endpoint)
         # A caller that samples decides for its requests too; what comes without a trace is always sent.
         self._provider = TracerProvider(resource=_resource(), sampler=ParentBased(ALWAYS_ON), shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(self._exporter, max_queue_size=MAX_QUEUE))

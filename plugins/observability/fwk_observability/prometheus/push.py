@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import logging
 import threading
+from collections.abc import Callable, Sequence
 from functools import partial
 from http.client import HTTPException
+from typing import Any
+from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from prometheus_client import CollectorRegistry, push_to_gateway
-from prometheus_client.exposition import basic_auth_handler, default_handler
 
 from fwk_observability.prometheus import PrometheusOptions
 
@@ -18,14 +21,38 @@ TIMEOUT = 4.0
 """Seconds a push may take: closing an observer has five."""
 
 
+class _NoRedirect(HTTPRedirectHandler):
+    def redirect_request(self, req: Any, fp: Any, code: Any, msg: Any, headers: Any, newurl: Any) -> None:
+        """Refuse: what a redirect says is neither read nor followed."""
+
+
+def send(
+    url: str,
+    method: str,
+    timeout: float | None,
+    headers: Sequence[tuple[str, str]],
+    data: bytes,
+    credential: str | None = None,
+) -> Callable[[], None]:
+    """A handler as prometheus_client wants it, which reads a reply's first lines and no body.
+
+    credential: ``USER:PASSWORD``.
+    """
+
+    def handle() -> None:
+        request = Request(url, data, dict(headers), method=method)
+        if credential is not None:
+            request.add_header("Authorization", "Basic " + base64.b64encode(credential.encode()).decode())
+        with build_opener(_NoRedirect).open(request, timeout=timeout):
+            pass
+
+    return handle
+
+
 class Push:
     """A thread that pushes every few seconds, and once more at the end. A failure is logged once until one succeeds."""
 
     def __init__(self, registry: CollectorRegistry, options: PrometheusOptions) -> None:
-        handler = default_handler
-        if options.metric_gateway_credential is not None:
-            user, _, password = options.metric_gateway_credential.partition(":")
-            handler = partial(basic_auth_handler, username=user, password=password)
         labels = dict(label.split("=", 1) for label in options.metric_gateway_grouping_key)
         self._address = options.metric_gateway or ""
         self._send = partial(
@@ -35,7 +62,7 @@ class Push:
             registry=registry,
             grouping_key=labels,
             timeout=TIMEOUT,
-            handler=handler,
+            handler=partial(send, credential=options.metric_gateway_credential),
         )
         self._interval = options.metric_gateway_push_interval
         self._is_failing = False
