@@ -22,8 +22,8 @@ import torch
 from fwk.errors import ConfigError
 from fwk.interfaces.kv_transfer import KVTransferContext, Transfer
 from fwk_kv_transfer.tcp import TcpOptions, transport
-from fwk_kv_transfer.tcp.transport import Answer, TcpTransfer, Wanted
-from fwk_kv_transfer.tcp.wire import MAGIC, MAX_MESSAGE_BYTES, Wire, WireError
+from fwk_kv_transfer.tcp.transport import MAX_CONNECTIONS, Answer, TcpTransfer, Wanted
+from fwk_kv_transfer.tcp.wire import HELLO_SECONDS, MAGIC, MAX_MESSAGE_BYTES, Wire, WireError
 
 SECRET, IDENTITY = b"0123456789abcdef", b"i" * 32
 SHAPE = (4, 2, 8)
@@ -168,6 +168,24 @@ def test_strangers_change_nothing(sender: TcpTransfer, receiver: TcpTransfer, sa
         receiver.receive(sender.address(), "k", [0], [2], late())  # alongside
         assert ended(receiver).is_whole
     assert ended(sender).is_whole
+
+
+def test_silent_connections_keep_nobody_out(sender: TcpTransfer, receiver: TcpTransfer) -> None:
+    host, port = msgspec.msgpack.decode(sender.address())
+    sender.offer("k", [1], late())
+    with contextlib.ExitStack() as held:
+        started = time.monotonic()
+        silent = [
+            held.enter_context(socket.create_connection((host, port), SECONDS)) for _ in range(MAX_CONNECTIONS + 8)
+        ]
+        receiver.receive(sender.address(), "k", [0], [1], late())
+        assert ended(receiver).is_whole
+        assert time.monotonic() - started < HELLO_SECONDS
+        for connection in silent:
+            with contextlib.suppress(ConnectionResetError):
+                while connection.recv(4096):
+                    pass
+        assert time.monotonic() - started < HELLO_SECONDS, "they were not sent away at once"
 
 
 def test_what_is_damaged_is_not_taken(receiver: TcpTransfer) -> None:

@@ -30,6 +30,7 @@ from fwk_executors.processes.messages import (
 from fwk_executors.processes.rank import REAP_SECONDS
 from fwk_executors.processes.secret import interface_of, is_loopback, read_secret
 from fwk_executors.processes.wire import HELLO_SECONDS, Keys, NoPeer, shake_hands, tune
+from fwk_http.strangers import Strangers
 
 log = logging.getLogger("fwk.engine")
 
@@ -140,7 +141,7 @@ class Gathering:
         self._timeout = options.dist_timeout
         self._session = secrets.token_hex(16)
         self._arrivals: queue.SimpleQueue[tuple[Connected, Join | Attach]] = queue.SimpleQueue()
-        self._strangers = threading.BoundedSemaphore(MAX_STRANGERS)
+        self._strangers = Strangers(MAX_STRANGERS)
         self._num_warnings = 0
         self._is_complete = False
         self.nodes: dict[int, Node] = {}
@@ -206,16 +207,15 @@ class Gathering:
                 connection, address = self._listener.accept()
             except OSError:
                 return  # closed
-            if not self._strangers.acquire(blocking=False):
-                connection.close()
-                continue
+            self._strangers.enter(connection)
             threading.Thread(target=self._meet, args=(connection, str(address[0])), daemon=True).start()
 
     def _meet(self, connection: socket.socket, host: str) -> None:
         """Let a connection prove itself, and take its first message."""
         try:
-            tune(connection)
-            keys = shake_hands(connection, self._secret, is_leader=True)
+            with self._strangers.proving(connection):
+                tune(connection)
+                keys = shake_hands(connection, self._secret, is_leader=True)
             frames: Frames[ToLeader] = Frames(connection, ToLeader, keys.receiving)
             connection.settimeout(HELLO_SECONDS)
             while not (messages := frames.receive()):
@@ -231,8 +231,6 @@ class Gathering:
             self._num_warnings += 1
             level = logging.WARNING if self._num_warnings <= MAX_WARNINGS else logging.DEBUG
             log.log(level, "%s, which connected to --dist-init-addr, is sent away: it %s", host, error)
-        finally:
-            self._strangers.release()
 
     def _next(self, missing: Callable[[], str]) -> tuple[Connected, Join | Attach]:
         while (left := self._end - time.monotonic()) > 0:

@@ -17,6 +17,7 @@ import torch
 
 from fwk.errors import ConfigError
 from fwk.interfaces.kv_transfer import KVTransfer, KVTransferContext, Transfer
+from fwk_http.strangers import Strangers
 from fwk_kv_transfer.tcp.wire import HELLO_SECONDS, Wire, WireError
 
 PIECE_BYTES = 4 * 2**20
@@ -25,6 +26,8 @@ PIECE_BYTES = 4 * 2**20
 MAX_RECEPTIONS = 8
 MAX_CONNECTIONS = 64
 CONNECT_SECONDS = 5.0
+PROOF_SECONDS = 1.0
+"""In which a connection must prove that it knows the secret."""
 
 
 class Wanted(msgspec.Struct, frozen=True):
@@ -85,7 +88,8 @@ class TcpTransfer(KVTransfer):
         self._receptions: dict[str, _Job] = {}
         self._ended: list[Transfer] = []
         self._listener: socket.socket | None = None
-        self._num_connections = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        self._strangers = Strangers(MAX_CONNECTIONS)
+        self._num_proven = threading.BoundedSemaphore(MAX_CONNECTIONS)
         self._connections: set[socket.socket] = set()
         self._threads = ThreadPoolExecutor(MAX_RECEPTIONS, thread_name_prefix="fwk-kv-receive")
         self._is_closed = False
@@ -129,9 +133,7 @@ class TcpTransfer(KVTransfer):
                 connection, _ = listener.accept()
             except OSError:
                 return
-            if not self._num_connections.acquire(blocking=False):
-                connection.close()
-                continue
+            self._strangers.enter(connection)
             threading.Thread(target=self._serve, args=(connection,), name="fwk-kv-send", daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
@@ -139,18 +141,27 @@ class TcpTransfer(KVTransfer):
             self._connections.add(connection)
         try:
             with connection:
-                self._answer(connection)
+                wire = self._proven(connection)
+                if self._num_proven.acquire(blocking=False):
+                    try:
+                        self._answer(connection, wire)
+                    finally:
+                        self._num_proven.release()
         except (WireError, OSError, msgspec.DecodeError, ValueError):
             pass  # a stranger, or a receiver that is gone: what it was reading has ended with it
         finally:
             with self._lock:
                 self._connections.discard(connection)
-            self._num_connections.release()
 
-    def _answer(self, connection: socket.socket) -> None:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        wire = Wire(connection, time.monotonic() + HELLO_SECONDS)
-        wire.shake_hands(self.context.secret, self._identity, is_client=False)
+    def _proven(self, connection: socket.socket) -> Wire:
+        with self._strangers.proving(connection):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            wire = Wire(connection, time.monotonic() + PROOF_SECONDS)
+            wire.shake_hands(self.context.secret, self._identity, is_client=False)
+        wire.deadline = time.monotonic() + HELLO_SECONDS
+        return wire
+
+    def _answer(self, connection: socket.socket, wire: Wire) -> None:
         wanted = msgspec.msgpack.decode(wire.receive_message(), type=Wanted)
         with self._lock:
             job = self._offers.get(wanted.key)
