@@ -9,10 +9,11 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from starlette.routing import BaseRoute, Match
-from starlette.types import Scope
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from fwk.errors import ConfigError
+from fwk.errors import ConfigError, NotServed
 from fwk.interfaces.dialect import Dialect, openai_error
+from fwk.interfaces.model_names import is_form, names_of, read_all, replay
 from fwk.server.authorization import Access, Guard
 from fwk.server.keys import Keys
 
@@ -25,6 +26,8 @@ class RouteRegistry:
     def __init__(self, app: FastAPI, keys: Keys) -> None:
         self._app = app
         self.has_admin = keys.admin is not None
+        self.is_called: Callable[[str], bool] | None = None
+        """Whether a name is the served model's, once there is one; administrators' requests may name no other."""
         self.guard = Guard(app.router.routes, [], [], keys)
         self._owned: dict[str, list[BaseRoute]] = {}
         self._dialects: dict[str, Dialect] = {}
@@ -45,6 +48,9 @@ class RouteRegistry:
         """
         routes = _made(add)
         admins = _made(admin) if admin is not None and self.has_admin else []
+        for route in admins:
+            if isinstance(route, APIRoute):
+                route.app = self._for_served_models(route.app)
         self._check(owner, [*routes, *admins])
         self.remove(owner)
         self.guard.let(admins, Access.ADMIN)
@@ -76,6 +82,17 @@ class RouteRegistry:
             told = (dialect.elsewhere.get(scope.get("path", "")) for dialect in self._dialects.values())
             message = next(filter(None, told), message)
         return openai_error(status, message, param, code)
+
+    def _for_served_models(self, inner: ASGIApp) -> ASGIApp:
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            has_body = scope["method"] not in ("GET", "HEAD") and not is_form(scope)
+            messages = await read_all(receive) if has_body else []
+            for name in names_of(scope, messages):
+                if self.is_called is not None and not (isinstance(name, str) and self.is_called(name)):
+                    raise NotServed(f"the model {name!r:.200} is not served here: nothing was done", 404)
+            await inner(scope, replay(messages, receive), send)
+
+        return app
 
     def _check(self, owner: str, routes: Sequence[BaseRoute]) -> None:
         taken = {place: other for other, own in self._owned.items() if other != owner for place in _places(own)}

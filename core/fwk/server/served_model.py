@@ -255,6 +255,7 @@ class ServedModel(ModelApp):
         components = ServerComponents(
             self.frontend, self._observers, parsers, self.routes, self.engines, self.lifecycles, shared.observers
         )
+        self.routes.is_called = self.frontend.is_called
         self._open_features()
         self.plugin_switcher = PluginSwitcher(config, plugins, components, text.chat_template)
         self.routes.register("plugin_switcher", lambda app: None, self.plugin_switcher.routes)

@@ -214,6 +214,19 @@ def test_without_the_feature_a_request_is_told_what_it_needs(frontend: ServerFro
         frontend.check(GenerateInput([1], SamplingParams(max_tokens=1), adapter="a"))
 
 
+@pytest.mark.parametrize("name", ["other", "its-adapter"])
+async def test_the_name_of_another_served_model_is_taken(
+    frontend: ServerFrontend, engines: ModelEngines, name: str
+) -> None:
+    part = part_for(frontend, engines)
+    await part.load("free", "x")
+    card = SimpleNamespace(name="other")
+    frontend.join([frontend, SimpleNamespace(card=card, is_called={"other", "its-adapter"}.__contains__)])  # type: ignore[list-item]
+    with pytest.raises(InvalidRequest, match=f"{name!r} is what another served model"):
+        await part.load(name, "x")
+    assert list(frontend.adapters) == ["free"]
+
+
 def test_the_models_own_name_is_taken(frontend: ServerFrontend, engines: ModelEngines) -> None:
     with pytest.raises(ConfigError, match="'tiny' is the served model's own name"):
         part_for(frontend, engines, lora_paths=("tiny=/a",))

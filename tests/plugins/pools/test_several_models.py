@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
+from fastapi import FastAPI, Request
 
 from fwk.errors import ConfigError
 from fwk.plugins import discover
 from fwk.plugins.pools import server_configs
+from fwk.server.app import install_error_handlers
+from fwk.server.keys import Keys
+from fwk.server.route_registry import RouteRegistry
 from fwk_pools.on_demand.model_router import ModelRouter
 
 
@@ -118,6 +124,43 @@ async def test_where_a_request_goes(
     status, told, apps = await sent(method, path, body, query)
     assert (status, told) == expected
     assert all(seen == body for app in apps for seen in app.bodies), "each reads the whole body"
+
+
+@pytest.mark.parametrize(
+    ("method", "body", "query", "status"),
+    [
+        ("POST", {"model": "a"}, "", 200),
+        ("POST", {}, "", 200),
+        ("POST", {"model": ""}, "", 200),
+        ("POST", {"model": "c"}, "", 404),
+        ("POST", {"model": 3}, "", 404),
+        ("POST", {"model": "a"}, "?model=c", 404),
+        ("POST", None, "?model=c", 404),
+        ("GET", None, "?model=c", 404),
+        ("GET", None, "?model=a", 200),
+    ],
+)
+async def test_an_administrator_can_name_served_models_only(method: str, body: Any, query: str, status: int) -> None:
+    done: list[bytes] = []
+
+    def admin(app: FastAPI) -> None:
+        @app.api_route("/do", methods=["GET", "POST"])
+        async def do(request: Request) -> None:
+            done.append(await request.body())
+
+    app = FastAPI()
+    routes = RouteRegistry(app, Keys(None, "admin"))
+    install_error_handlers(app, routes.error_body)
+    routes.is_called = App("a", "").is_called
+    routes.register("core", lambda app: None, admin)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://here") as client:
+        reply = await client.request(method, f"/do{query}", json=body)
+    assert reply.status_code == status, reply.text
+    assert len(done) == (status == 200)
+    if status == 404:
+        assert "is not served here: nothing was done" in reply.json()["error"]["message"]
+    elif body is not None:
+        assert json.loads(done[0]) == body
 
 
 def test_a_file_lists_models(tmp_path: Path) -> None:

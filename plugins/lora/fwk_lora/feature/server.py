@@ -68,6 +68,8 @@ class AdapterNames(ServerPart, AdapterRegistry):
         assert frontend is not None
         if frontend.card.is_called(name):
             raise InvalidRequest(f"{name!r} is the served model's own name", "lora_name")
+        if any(peer.is_called(name) for peer in frontend.peers if peer is not frontend):
+            raise InvalidRequest(f"{name!r} is what another served model, or an adapter of it, is called", "lora_name")
         for place in self._sources:
             path = await frontend.run_blocking(place.find, source)
             if path is not None:
