@@ -119,9 +119,10 @@ class TestOllama(DialectSuite):
     wrong = (
         Call("POST", "/api/generate", {**OLLAMA_GENERATE, "images": ["x"]}),
         Call("POST", "/api/generate", {**OLLAMA_GENERATE, "suffix": "x"}),
-        Call("POST", "/api/generate", {**OLLAMA_GENERATE, "options": {"num_gpu": 1}}),
+        Call("POST", "/api/generate", {**OLLAMA_GENERATE, "options": {"num_ctx": "long"}}),
         Call("POST", "/api/generate", {**OLLAMA_GENERATE, "options": {"temperature": -1}}),
-        Call("POST", "/api/generate", {**OLLAMA_GENERATE, "options": {"typical_p": 0.5}}),
+        Call("POST", "/api/copy", {"source": "tiny", "destination": "other"}),
+        Call("POST", "/api/create", {"model": "other", "from": "tiny"}),
         Call("POST", "/api/generate", {**OLLAMA_GENERATE, "format": "json"}),
         Call("POST", "/api/chat", {**OLLAMA_CHAT, "model": "other"}),
         Call("POST", "/api/chat", {"messages": [{"role": "wizard", "content": "x"}]}),

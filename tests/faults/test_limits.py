@@ -40,6 +40,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "/api/embed": {"input": "Hi"},
     "/api/embeddings": {"prompt": "Hi"},
     "/api/show": {},
+    "/api/pull": {},
     "/v1/rerank": {"query": "Hi", "documents": ["Hi"]},
     "/v1/score": {"text_1": "Hi", "text_2": "Hi"},
     "/classify": {"input": "Hi"},

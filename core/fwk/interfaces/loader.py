@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -93,6 +95,19 @@ class StoredTensor:
     shape: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class WeightsSummary:
+    """What is told of a model's weights: of all tensors their parameters, of most of their bytes the precision.
+
+    format: of the files, as ``safetensors``; precision: as the format writes it (``BF16``, ``Q4_K``). Empty: unknown.
+    """
+
+    format: str = ""
+    precision: str = ""
+    num_parameters: int = 0
+    num_bytes: int = 0
+
+
 class Checkpoint(ABC):
     """An opened model: everything but the weights is light to read and needs no torch."""
 
@@ -146,6 +161,18 @@ class Checkpoint(ABC):
         Raises ``ModelLoadError`` for a damaged file.
         """
         return {}
+
+    def weights_summary(self) -> WeightsSummary:
+        """A summary for people, read from the files' headers. Raises ``OSError`` or ``ModelLoadError``."""
+        tensors = self.stored_tensors().values()
+        bytes_of = Counter[str]()
+        for tensor in tensors:
+            bytes_of[tensor.dtype] += tensor.num_bytes
+        [(precision, _)] = bytes_of.most_common(1) or [("", 0)]
+        num_bytes = sum(path.stat().st_size for path in self.weight_files())
+        files = {path.suffix.removeprefix(".") for path in self.weight_files()}
+        num_parameters = sum(prod(tensor.shape) for tensor in tensors)
+        return WeightsSummary(min(files, default=""), precision, num_parameters, num_bytes)
 
     def weights_identity(self) -> str:
         """What tells these weights from all others, where they are not in files below ``path``; empty: the files do.

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+
+import httpx
 import pytest
 from fastapi import FastAPI
 from tests.helpers.lazy import lazy
 
-from fwk.interfaces.dialect import DialectContext
+from fwk.interfaces.dialect import DialectContext, Infill
+from fwk.interfaces.loader import Checkpoint, StoredTensor
 from fwk.interfaces.parser import ParserContext
+from fwk.interfaces.served_weights import ServedWeights
 from fwk_parsers.json.parser import JsonParser
 from fwk_parsers.think.parser import ThinkParser
 from fwk_server.ollama.dialect import OllamaDialect
@@ -89,3 +96,95 @@ async def test_log_probabilities_of_the_answers_tokens(sdk, frontend):
     assert (await sdk.chat("tiny", HI)).logprobs is None
     with pytest.raises(ollama.ResponseError, match="top_logprobs"):
         await sdk.chat("tiny", HI, logprobs=True, top_logprobs=21)
+
+
+async def test_a_body_of_any_kind_unless_a_page_sent_it(base_url):
+    """As the documentation's curl sends it, and clients that name no kind; a page could send these to any server."""
+    body = b'{"messages": [{"role": "user", "content": "Hi"}], "stream": false}'
+    async with httpx.AsyncClient(base_url=base_url) as http:
+        for headers in ({}, {"content-type": "application/x-www-form-urlencoded"}, {"content-type": "text/plain"}):
+            assert (await http.post("/api/chat", content=body, headers=headers)).status_code == 200, headers
+            for page in ({"origin": "http://evil.example"}, {"origin": "null"}, {"sec-fetch-site": "cross-site"}):
+                refused = await http.post("/api/chat", content=body, headers=headers | page)
+                assert refused.status_code == 415, (headers, page)
+
+
+async def test_options_that_say_nothing_here_are_ignored_and_the_log_says_so_once(sdk, frontend, caplog):
+    options = {"num_thread": 8, "num_gpu": 1, "use_mmap": True, "num_keep": 5, "repeat_last_n": 64, "numa": None}
+    options |= {"num_ctx": 10**6, "temprature": 1, "top_k": 20.0, "num_predict": 3.0, "seed": 42, "typical_p": 0.7}
+    for _ in range(2):
+        await sdk.chat("tiny", HI, options=options)
+    sampling = frontend.items[0].sampling
+    assert (sampling.top_k, sampling.max_tokens, sampling.seed) == (20, 3, 42)
+    lines = [record.getMessage() for record in caplog.records if "options." in record.getMessage()]
+    assert len(lines) == 8
+    assert "options.num_thread is ignored: how the model is loaded is the operator's to decide" in lines
+    assert "options.temprature is ignored: it is unknown; did you mean temperature?" in lines
+    assert any(line.startswith("options.num_ctx: 1000000 is more than") for line in lines)
+    for wrong in ({"top_k": 2.5}, {"num_ctx": "long"}, {"temperature": -1}):
+        with pytest.raises(ollama.ResponseError):
+            await sdk.chat("tiny", HI, options=wrong)
+
+
+async def test_models_are_described(sdk, frontend, tmp_path):
+    """From the checkpoint: an empty digest or size is shown as nothing, or refused, by several clients."""
+    tensor = StoredTensor(tmp_path / "model.safetensors", 8, 4_000, "BF16", (20, 100))
+    tensor.path.write_bytes(b"x" * 5_000)
+    config = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2}
+    checkpoint = SimpleNamespace(
+        config=lambda: config, stored_tensors=lambda: {"w": tensor}, weight_files=lambda: [tensor.path]
+    )
+    checkpoint.weights_summary = partial(Checkpoint.weights_summary, checkpoint)
+    frontend.__class__ = type("Described", (type(frontend),), {"served_weights": None})
+    type(frontend).served_weights = ServedWeights.of("safetensors", checkpoint)
+    [model] = (await sdk.list()).models
+    assert (model.size, model.details.format, model.details.family) == (5_000, "safetensors", "llama")
+    assert (model.details.parameter_size, model.details.quantization_level) == ("2.0K", "BF16")
+    assert len(model.digest) == 64
+    [loaded] = (await sdk.ps()).models
+    assert (loaded.digest, loaded.context_length) == (model.digest, frontend.card.max_model_len)
+    told = await sdk.show("tiny:latest")
+    assert told.details == model.details
+    assert told.modelinfo["llama.context_length"] == frontend.card.max_model_len
+    assert told.modelinfo["llama.block_count"] == 2
+    tensor.path.write_bytes(b"y" * 6_000)
+    type(frontend).served_weights = ServedWeights.of("safetensors", checkpoint)
+    assert (await sdk.list()).models[0].digest != model.digest, "other weights"
+
+
+async def test_routes_about_models(sdk, base_url):
+    assert (await sdk.pull("tiny")).status == "success"
+    assert [step.status async for step in await sdk.pull("tiny", stream=True)] == ["pulling manifest", "success"]
+    for refused, status in (
+        (sdk.pull("other"), 404),
+        (sdk.copy("tiny", "other"), 400),
+        (sdk.delete("tiny"), 400),
+        (sdk.create("other", from_="tiny"), 400),
+        (sdk.push("tiny"), 400),
+    ):
+        with pytest.raises(ollama.ResponseError, match=r"operator|registries") as caught:
+            await refused
+        assert caught.value.status_code == status
+    async with httpx.AsyncClient(base_url=base_url) as http:
+        version = (await http.get("/api/version")).json()["version"]
+    assert tuple(map(int, version.split("."))) >= (0, 6, 4), "editors refuse older ones"
+    assert (await sdk.chat("tiny", [], keep_alive=0)).done_reason == "unload"
+
+
+async def test_vectors(sdk, frontend):
+    frontend.card = replace(frontend.card, task="embed", embedding_size=4, max_model_len=8)
+    reply = await sdk.embed("tiny", ["ab", "abcdefghijkl"])
+    assert [vector[0] for vector in reply.embeddings] == [3, 8]
+    assert frontend.embedded[1].token_ids[-1] == ord("l"), "the token that ends an input stays"
+    assert (await sdk.embeddings("tiny", "ab")).embedding[0] == 3
+    assert (await sdk.embed("tiny", "")).embeddings == []
+    for wrong in ({"input": "a" * 5_000, "truncate": False}, {"input": "a", "dimensions": 2}):
+        with pytest.raises(ollama.ResponseError):
+            await sdk.embed("tiny", **wrong)
+
+
+async def test_a_text_in_the_middle(sdk, frontend):
+    frontend.text.infill = lambda before, after, *more: Infill([7, *before.encode(), 8, *after.encode()], [9])
+    await sdk.generate("tiny", "a", suffix="b")
+    assert frontend.items[0].prompt_token_ids == [7, ord("a"), 8, ord("b")]
+    assert frontend.items[0].sampling.stop_token_ids == [9]

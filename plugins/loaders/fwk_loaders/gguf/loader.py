@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from functools import cached_property
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fwk.config.files import open_regular
 from fwk.errors import ModelLoadError
-from fwk.interfaces.loader import Checkpoint, Loader, WeightSource
+from fwk.interfaces.loader import Checkpoint, Loader, WeightSource, WeightsSummary
 from fwk_loaders._common.json_file import read_json
 from fwk_loaders.gguf.config import architecture_of, read_config, read_generation_config
 from fwk_loaders.gguf.keys import check_keys
@@ -95,6 +97,15 @@ class GGUFCheckpoint(Checkpoint):
     def chat_template(self) -> str | None:
         """The Jinja source, when the file has one."""
         return self._metadata.string("tokenizer.chat_template", "") or None
+
+    def weights_summary(self) -> WeightsSummary:
+        """From the header."""
+        bytes_of = Counter[str]()
+        for tensor in self._metadata.file.tensors.values():
+            bytes_of[tensor.type.name] += tensor.num_bytes
+        [(precision, _)] = bytes_of.most_common(1)
+        num_parameters = sum(prod(tensor.shape) for tensor in self._metadata.file.tensors.values())
+        return WeightsSummary("gguf", precision, num_parameters, self.path.stat().st_size)
 
     def weights(self) -> WeightSource:
         """The tensors, de-quantised one by one."""

@@ -26,14 +26,21 @@ MAX_SHOWN = 80
 NOT_READ = {"type": "object", "description": "Not read."}
 """The schema of the body of a POST whose path says all."""
 
+_OF_PAGES = ("origin", "sec-fetch-site")
+"""Headers of requests that a browser sends for a page, which no script can leave out."""
+
 Model = TypeVar("Model", bound=BaseModel)
 Result = TypeVar("Result")
 
 
-async def read(request: Request) -> bytes:
-    """A request's body. Browsers send other kinds than JSON, and none, to any server without asking it: refused."""
+async def read(request: Request, *, is_any_kind: bool = False) -> bytes:
+    """A request's body. Browsers send other kinds than JSON, and none, to any server without asking it: refused.
+
+    ``is_any_kind``: they are read where no web page sent them. Every browser says so of a POST (Fetch standard, 2.2.5).
+    """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json" and not kind.endswith("+json"):
+    is_json = kind == "application/json" or kind.endswith("+json")
+    if not is_json and (not is_any_kind or any(name in request.headers for name in _OF_PAGES)):
         raise NotServed("the content-type must be application/json", 415)
     return await request.body()
 

@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from fwk.errors import InvalidRequest
-from fwk.interfaces.dialect import ModelCard
+from fwk.interfaces.dialect import Frontend, ModelCard
 from fwk.types.sampling import MAX_LOGPROBS
 from fwk_server._common.body import shown, want
+from fwk_server._common.chat.other_names import fields_of
 from fwk_server._common.fields import CONTEXT, RequestFields, bounded
+from fwk_server._common.once import Once
 
 _SAME = (
-    *("temperature", "top_k", "top_p", "min_p", "typical_p", "tfs_z", "seed", "stop"),
-    *("mirostat", "mirostat_tau", "mirostat_eta"),
-    *("presence_penalty", "frequency_penalty", "repeat_penalty", "repeat_last_n"),
+    *("temperature", "top_k", "top_p", "min_p", "seed", "stop"),
+    *("presence_penalty", "frequency_penalty", "repeat_penalty"),
 )
 _OPTIONS = {"num_predict": "max_tokens", **{name: name for name in _SAME}}
+_PROCESSORS = ("typical_p", "tfs_z", "mirostat", "mirostat_tau", "mirostat_eta", "repeat_last_n")
+"""Options that only a logits processor reads, where one is installed and on."""
+_INTEGERS = ("num_predict", "top_k", "seed", "num_ctx", "mirostat", "repeat_last_n")
+_LOADING = (
+    *("num_thread", "num_gpu", "main_gpu", "use_mmap", "use_mlock", "numa", "num_batch", "low_vram", "f16_kv"),
+    *("logits_all", "vocab_only", "embedding_only", "num_gqa", "rope_frequency_base", "rope_frequency_scale"),
+)
+"""Options about how a model is loaded, which the operator has decided."""
+_OTHERS = ("num_keep", "penalize_newline", "draft_num_predict")
+"""Options that have nothing to act on here."""
 
 MAX_DURATION = 32
 
@@ -56,7 +68,7 @@ class GenerateBody(_Body):
 
     prompt: _Text | None = None
     system: _Text | None = None
-    suffix: _Text | None = None
+    suffix: _Text | None = Field(None, description="What comes after the text that is wanted.")
     raw: bool | None = None
 
 
@@ -65,31 +77,40 @@ class EmbedBody(_Fields):
 
     input: _Text | _Texts | None = None
     prompt: _Text | None = None
+    truncate: bool | None = Field(None, description="false: inputs that are too long are refused, not cut.")
+    dimensions: Annotated[int, bounded("integer", "the model's own, or less of one made to be cut")] | None = None
 
 
 class ShowBody(_Fields):
     """``POST /api/show``."""
 
 
+class PullBody(_Fields):
+    """``POST /api/pull``."""
+
+    stream: bool | None = None
+
+
 def served_name(raw: Mapping[str, Any], card: ModelCard) -> str:
     """The model's name without Ollama's tag for the newest."""
     name = want(raw.get("model") or raw.get("name") or "", str, "a string", "model")
-    return card.name if name == f"{card.name}:latest" else name
+    bare = name.removesuffix(":latest")
+    return bare if card.is_called(bare) else name
 
 
-def chat_fields(raw: Mapping[str, Any], card: ModelCard) -> dict[str, Any]:
+def chat_fields(raw: Mapping[str, Any], frontend: Frontend, once: Once) -> dict[str, Any]:
     """``POST /api/chat``."""
     messages = want(raw.get("messages"), list, "an array of messages", "messages")
-    fields = _common(raw, card) | {"messages": [_message(m, f"messages[{i}]") for i, m in enumerate(messages)]}
+    fields = _common(raw, frontend, once)
+    fields |= {"messages": [_message(m, f"messages[{i}]") for i, m in enumerate(messages)]}
     return fields | ({"tools": raw["tools"]} if raw.get("tools") else {})
 
 
-def generate_fields(raw: Mapping[str, Any], card: ModelCard) -> dict[str, Any]:
+def generate_fields(raw: Mapping[str, Any], frontend: Frontend, once: Once) -> dict[str, Any]:
     """``POST /api/generate``."""
     for name, reason in (
         ("context", "send the conversation to /api/chat"),
         ("template", "the model's own chat template is used"),
-        ("suffix", "this server does not fill in the middle"),
     ):
         if raw.get(name):
             raise InvalidRequest(f"{name} is not supported: {reason}", name)
@@ -98,7 +119,7 @@ def generate_fields(raw: Mapping[str, Any], card: ModelCard) -> dict[str, Any]:
     if raw.get("images") and raw.get("raw"):
         raise InvalidRequest("images have no place in a raw prompt: leave raw out", "images")
     content = _with_images(raw["images"], prompt, "images") if raw.get("images") else prompt
-    return _common(raw, card) | {"messages": [*system, {"role": "user", "content": content}]}
+    return _common(raw, frontend, once) | {"messages": [*system, {"role": "user", "content": content}]}
 
 
 def is_load(raw: Mapping[str, Any]) -> bool:
@@ -106,8 +127,8 @@ def is_load(raw: Mapping[str, Any]) -> bool:
     return not raw.get("messages") and not raw.get("prompt")
 
 
-def _common(raw: Mapping[str, Any], card: ModelCard) -> dict[str, Any]:
-    fields = {"model": served_name(raw, card), **_options(raw, card), **_format(raw.get("format"))}
+def _common(raw: Mapping[str, Any], frontend: Frontend, once: Once) -> dict[str, Any]:
+    fields = {"model": served_name(raw, frontend.card), **_options(raw, frontend, once), **_format(raw.get("format"))}
     think = raw.get("think")
     if isinstance(think, bool):
         fields["chat_template_kwargs"] = {"enable_thinking": think, "thinking": think}
@@ -118,18 +139,40 @@ def _common(raw: Mapping[str, Any], card: ModelCard) -> dict[str, Any]:
     return fields | {name: raw[name] for name in ("logprobs", "top_logprobs") if raw.get(name)}
 
 
-def _options(raw: Mapping[str, Any], card: ModelCard) -> dict[str, Any]:
+def _options(raw: Mapping[str, Any], frontend: Frontend, once: Once) -> dict[str, Any]:
+    """The options that say something here. Others are ignored as Ollama ignores them, and the log says so."""
+    read = fields_of(frontend.processor_params)
     fields: dict[str, Any] = {}
-    options = want(raw.get("options") or {}, dict, "an object", "options")
-    for name, value in options.items():
+    for name, value in want(raw.get("options") or {}, dict, "an object", "options").items():
+        if value is None:
+            continue
+        if name in _INTEGERS:  # Go reads every number of JSON as a float, so clients send 40.0, too
+            value = want(_whole(value), int, "an integer", f"options.{name}")
         if name == "num_ctx":
-            if want(value, int, "an integer", "options.num_ctx") > card.max_model_len:
-                raise InvalidRequest(f"options.num_ctx: this server's context is {card.max_model_len}", "options")
+            most = frontend.card.max_model_len
+            if value > most:
+                once.warn(name, f"options.num_ctx: {value} is more than this server's context, so {most} holds")
+        elif name in read or (name in _OPTIONS and not (name == "num_predict" and value <= 0)):
+            fields[_OPTIONS.get(name, name)] = value
         elif name not in _OPTIONS:
-            raise InvalidRequest(f"options.{name[:128]} is not supported: the server's operator decides it", "options")
-        elif name in _OPTIONS and value is not None and not (name == "num_predict" and value in (-1, -2)):
-            fields[_OPTIONS[name]] = value
+            once.warn(name, f"options.{shown(name)[1:-1]} is ignored: {_reason(name)}")
     return fields
+
+
+def _whole(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _reason(name: str) -> str:
+    """Why an option says nothing here."""
+    if name in _LOADING:
+        return "how the model is loaded is the operator's to decide"
+    if name in _PROCESSORS:
+        return "no logits processor that reads it is on"
+    if name in _OTHERS:
+        return "it has nothing to act on here"
+    near = get_close_matches(name, [*_OPTIONS, "num_ctx", *_PROCESSORS], 1)
+    return "it is unknown" + (f"; did you mean {near[0]}?" if near else "")
 
 
 def _format(kind: Any) -> dict[str, Any]:

@@ -8,15 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from fwk.errors import InvalidRequest
-from fwk.interfaces.dialect import EmbedInput, Frontend, ModelCard
+from fwk.interfaces.dialect import EmbedInput, Frontend
 from fwk_server._common.body import validate
 from fwk_server._common.caller import Caller
 from fwk_server._common.chat.models import MAX_INPUTS, EmbeddingRequest
 from fwk_server._common.chat.other_names import refuse_unsupported
 from fwk_server._common.chat.served import check_model
+from fwk_server._common.dimensions import check_dimensions, cut
 from fwk_server._common.inputs import read_prompts
 
 
@@ -36,7 +35,7 @@ def prepare(raw: Mapping[str, Any], frontend: Frontend, caller: Caller) -> Embed
     refuse_unsupported(raw)
     if frontend.card.has_token_vectors:
         raise InvalidRequest(f"the model {frontend.card.name!r} makes a vector of each token: use /pooling")
-    _check_dimensions(body.dimensions, frontend.card)
+    check_dimensions(body.dimensions, frontend.card)
     prompts = read_prompts(body.input, body.add_special_tokens is not False, frontend, "input", MAX_INPUTS)
     for i, prompt in enumerate(prompts):
         if prompt.text == "":
@@ -44,23 +43,6 @@ def prepare(raw: Mapping[str, Any], frontend: Frontend, caller: Caller) -> Embed
     urgency, service = body.urgency(caller), body.service(caller)
     items = [EmbedInput(prompt.token_ids, urgency, caller.label, caller.trace, service) for prompt in prompts]
     return EmbeddingCall(body, items)
-
-
-def _check_dimensions(dimensions: int | None, card: ModelCard) -> None:
-    """Vectors can be cut where the model was made for it (Kusupati et al. 2022, arXiv:2205.13147)."""
-    size = card.embedding_size
-    if dimensions in (None, size):
-        return
-    sizes = card.config.get("matryoshka_dimensions")
-    if not sizes and not card.config.get("is_matryoshka"):
-        raise InvalidRequest(
-            f"dimensions must be {size}: this model's embeddings are not made to be cut (its config.json has neither "
-            "is_matryoshka nor matryoshka_dimensions)",
-            "dimensions",
-        )
-    if dimensions not in (sizes or range(1, size + 1)):
-        allowed = " or ".join(map(str, sizes)) if sizes else f"1 to {size}"
-        raise InvalidRequest(f"dimensions must be {allowed}, not {dimensions}", "dimensions")
 
 
 def check(call: EmbeddingCall, frontend: Frontend) -> None:
@@ -81,7 +63,7 @@ def _at(i: int, inputs: Sequence[Any]) -> str:
 async def embed(call: EmbeddingCall, frontend: Frontend) -> dict[str, Any]:
     """The reply: embeddings in the order of the inputs."""
     write = _base64 if call.body.encoding_format == "base64" else _floats
-    vectors = [_cut(vector, call.body.dimensions) for vector in await frontend.embed(call.items)]
+    vectors = [cut(vector, call.body.dimensions) for vector in await frontend.embed(call.items)]
     num_tokens = sum(len(item.token_ids) for item in call.items)
     return {
         "object": "list",
@@ -89,14 +71,6 @@ async def embed(call: EmbeddingCall, frontend: Frontend) -> dict[str, Any]:
         "model": call.body.model or frontend.card.name,
         "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
     }
-
-
-def _cut(vector: bytes, dimensions: int | None) -> bytes:
-    """The first numbers of a vector, with length one again."""
-    if dimensions is None or 4 * dimensions == len(vector):
-        return vector
-    numbers = np.frombuffer(vector, "<f4")[:dimensions]
-    return (numbers / max(float(np.linalg.norm(numbers)), 1e-12)).astype("<f4").tobytes()
 
 
 def _base64(vector: bytes) -> str:
