@@ -9,17 +9,20 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi import FastAPI
 from pydantic import TypeAdapter
 from tests.helpers.lazy import lazy
 
 from fwk.errors import RequestFailed
 from fwk.interfaces.dialect import DialectContext
 from fwk.interfaces.parser import ParserContext
+from fwk_kit.testing.fake_frontend import FakeFrontend
 from fwk_parsers.json.parser import JsonParser
 from fwk_parsers.think.parser import ThinkParser
+from fwk_server._common.store import ObjectStore, UnknownObject
 from fwk_server.openai_responses import ResponsesOptions
 from fwk_server.openai_responses.dialect import ResponsesDialect
-from fwk_server.openai_responses.store import ResponseStore, UnknownResponse
+from fwk_server.openai_responses.items import messages_of, read_items
 
 openai = lazy("openai")
 responses = lazy("openai.types.responses")
@@ -297,20 +300,31 @@ async def test_the_length_limit_and_a_failure(sdk, http, frontend, fake):
     [
         ({"model": "other"}, "not served", "model"),
         ({"input": []}, "must not be empty", "input"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "'item_reference'", "input"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "reads text only", "input"),
+        ({"input": None}, "input is missing", "input"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "no item 'x' is stored here", "input"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "images are sent in image_url", "input"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:;base64,eA"}]}]},
+            "reads text only",
+            "input",
+        ),
+        ({"input": [{"type": "ghost_snapshot"}]}, "'ghost_snapshot' are not supported", "input"),
+        ({"input": [{"type": "compaction", "encrypted_content": "gAAAA"}]}, "not one that this server made", "input"),
         ({"input": [{"type": "function_call_output", "call_id": "x", "output": ""}]}, "calls a tool", "input"),
-        ({"tools": [{"type": "web_search"}]}, "run by no one here", "tools"),
+        ({"tools": [{"name": "add"}]}, "None are run by no one here", "tools"),
         ({"tool_choice": "required"}, "there are no tools", "tool_choice"),
-        ({"truncation": "auto"}, "nothing is left out", "truncation"),
-        ({"conversation": "conv_1"}, "conversations are not kept", "conversation"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "there are no tools", "tool_choice"),
+        ({"conversation": "conv_1"}, "no conversation 'conv_1'", "conversation"),
+        ({"conversation": "conv_1", "previous_response_id": "resp_1"}, "both say what was before", "conversation"),
+        ({"context_management": [{"type": "compaction", "compact_threshold": 1}]}, "compact", "context_management"),
         ({"top_logprobs": -1}, "top_logprobs", "top_logprobs"),
-        ({"include": ["web_search_call.results"]}, "include", "include[0]"),
+        ({"include": ["x"]}, "include", "include[0]"),
         ({"store": False, "background": True}, "background needs store", "background"),
         ({"text": {"format": {"type": "grammar"}}}, "json_schema, not 'grammar'", "text.format"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "JSON schema", "text.format.schema"),
         ({"reasoning": {"effort": "some"}}, "reasoning.effort must be", "reasoning.effort"),
-        ({"temprature": 1}, "not a field of /v1/responses", "temprature"),
+        ({"stop": ["x"]}, "stop is a field of /v1/chat/completions", "stop"),
+        ({"prompt": {"id": "x"}}, "prompts are not kept", "prompt"),
         ({"max_output_tokens": 0}, "max_output_tokens", "max_output_tokens"),
         ({"metadata": {str(i): "" for i in range(17)}}, "at most 16", "metadata"),
     ],
@@ -335,19 +349,185 @@ async def test_a_schema_reaches_the_engine(sdk, frontend):
 
 
 def test_the_store_is_bounded():
-    store = ResponseStore(5_120)
+    store = ObjectStore(8_192)
+    get = lambda name: store.get(("", name), "response", "response_id")  # noqa: E731
     for i in range(100):
-        store.put(("", str(i)), {"response": "x" * 1_000})
-        store.get(("", str(max(0, i - 1))))
-        assert store.num_bytes <= 5_120
-    with pytest.raises(UnknownResponse):
-        store.get(("", "1"))
-    store.put(("", "99"), {"response": "x" * 10_000})  # too large for all of it
-    with pytest.raises(UnknownResponse):
-        store.get(("", "99"))
-    for i in (97, 98):
+        assert store.put(("", str(i)), {"response": "x" * 1_000}, [f"part {i}"])
+        get(str(max(0, i - 1)))
+        assert store.num_bytes <= 8_192
+    with pytest.raises(UnknownObject):
+        get("1")
+    assert store.holding(("", "part 99")) == {"response": "x" * 1_000}
+    assert store.holding(("", "part 1")) is store.holding(("other", "part 99")) is None
+    assert not store.put(("", "99"), {"response": "x" * 10_000}), "too large for all of it"
+    with pytest.raises(UnknownObject):
+        store.get(("", "99"), "conversation", "conversation")
+    for i in range(90, 100):
         store.delete(("", str(i)))
     assert store.num_bytes == 0
+    assert store.holding(("", "part 99")) is None
+
+
+async def test_what_an_agent_sends_besides(http, frontend, parsers, caplog):
+    """Codex's fields, and tools that run in OpenAI's service: they are not offered to the model, and that is said."""
+    others = [
+        {"type": "namespace", "name": "n", "description": "", "tools": [TOOL]},
+        {"type": "custom", "name": "apply_patch", "format": {"type": "grammar", "syntax": "lark", "definition": ""}},
+        {"type": "web_search", "external_web_access": False},
+        {"type": "local_shell"},
+    ]
+    fields = {
+        "client_metadata": {"session_id": "x"},
+        "include": ["reasoning.encrypted_content", "web_search_call.action.sources"],
+        "reasoning": {"summary": "auto", "context": "x"},
+        "text": {"verbosity": "low", "tone": "x"},
+        "truncation": "auto",
+        "stream_options": {"include_obfuscation": False},
+        "context_management": [{"type": "compaction", "compact_threshold": 200_000}],
+        "a_field_of_later": 1,
+        "temprature": 1,
+    }
+    for _ in range(2):
+        found = await events_of(http, tools=[others[0], TOOL, *others[1:]], **fields)
+    response = found[-1]["response"]
+    responses.Response.model_validate(response, strict=True)
+    assert [tool["type"] for tool in response["tools"]] == ["function"]
+    assert b"apply_patch" not in prompt_of(frontend.items[0])
+    lines = [record.getMessage() for record in caplog.records if "offered" in record.getMessage()]
+    assert len(lines) == len(others), "each once"
+    assert [line for line in caplog.messages if "temprature" in line] == [
+        "the field 'temprature' of a request is unknown and ignored; did its client mean temperature?"
+    ]
+    only_others = await http.post("/v1/responses", json={"input": "Hi", "tools": others, "tool_choice": "auto"})
+    assert only_others.status_code == 200
+    assert only_others.json()["tools"] == []
+
+
+async def test_strict_requests_refuse_what_is_ignored(app_of, frontend):
+    dialect = ResponsesDialect(DialectContext(frontend, ResponsesOptions(strict_requests=True)))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app_of(dialect)), base_url="http://test") as http:
+        for fields, said in (
+            ({"temprature": 1}, "'temprature' is not a field of /v1/responses"),
+            ({"text": {"tone": "x"}}, "text.tone is not supported"),
+            ({"reasoning": {"context": "x"}}, "reasoning.context is not supported"),
+            ({"tools": [{"type": "web_search"}]}, "run by no one here"),
+        ):
+            reply = await http.post("/v1/responses", json={"input": "Hi", **fields})
+            assert reply.status_code == 400, fields
+            assert said in reply.text
+        assert (await http.post("/v1/responses", json={"input": "Hi", "client_metadata": {}})).status_code == 200
+
+
+def test_every_field_of_the_published_response():
+    """Those that OpenAI's schema or Open Responses' requires, at their defaults where nothing was asked."""
+    required = {name for name, field in responses.Response.model_fields.items() if field.is_required()}
+    required |= {"presence_penalty", "frequency_penalty", "top_logprobs", "temperature", "top_p", "usage", "store"}
+    required |= {"completed_at", "incomplete_details", "max_output_tokens", "max_tool_calls", "previous_response_id"}
+    required |= {"background", "service_tier", "metadata", "safety_identifier", "prompt_cache_key", "instructions"}
+    required |= {"error", "truncation", "text", "reasoning", "conversation", "status"}
+    assert required <= asyncio.run(_a_response()).keys()
+
+
+async def _a_response() -> dict[str, Any]:
+    app = FastAPI()
+    ResponsesDialect(DialectContext(FakeFrontend())).routes(app)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+        return (await http.post("/v1/responses", json={"input": "Hi"})).json()
+
+
+async def test_items_of_other_tools_and_of_earlier_responses(sdk, http, frontend):
+    """Calls of tools that are no functions, calls that a service answered, and items named by their ids."""
+    first = await sdk.responses.create(input="one")
+    turns = [
+        {"type": "item_reference", "id": first.output[0].id},
+        {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search", "query": "q"}},
+        {"type": "custom_tool_call", "call_id": "c1", "name": "apply_patch", "input": "*** Begin"},
+        {"type": "custom_tool_call_output", "call_id": "c1", "output": [{"type": "input_text", "text": "applied"}]},
+        {"type": "local_shell_call", "id": "l1", "call_id": "c2", "action": {"command": ["ls"]}, "status": "completed"},
+        {"type": "local_shell_call_output", "id": "l1", "call_id": "c2", "output": "a.txt"},
+        {"role": "user", "content": "two"},
+    ]
+    second = await sdk.responses.create(input=turns)
+    prompt = prompt_of(frontend.items[1])
+    for word in (TEXT.encode(), b"applied", b"a.txt", b"two"):
+        assert word in prompt, word
+    told = messages_of(None, read_items(turns[1:], lambda name: {}))
+    calls = [call["function"] for message in told for call in message.get("tool_calls", ())]
+    assert [(call["name"], json.loads(call["arguments"])) for call in calls] == [
+        ("apply_patch", {"input": "*** Begin"}),
+        ("local_shell", {"action": {"command": ["ls"]}}),
+    ]
+    listed = (await http.get(f"/v1/responses/{second.id}/input_items")).json()
+    assert [item["type"] for item in listed["data"]][::-1][1:4] == [turn["type"] for turn in turns[1:4]]
+    with pytest.raises(openai.NotFoundError):
+        await sdk.with_options(api_key="sk-other").responses.create(input=turns[:1])
+
+
+async def test_counting_and_compacting(sdk, frontend, fake):
+    counted = await sdk.responses.input_tokens.count(model="tiny", input="Hi", instructions="Be kind.")
+    await sdk.responses.create(model="tiny", input="Hi", instructions="Be kind.")
+    assert counted.input_tokens == len(frontend.items[-1].prompt_token_ids)
+    frontend.script = lambda item: [[delta] for delta in fake.deltas_of(item, "In short: Tuesday.")]
+    turns = [{"role": "user", "content": "Long ago"}, {"role": "assistant", "content": "Yes"}]
+    turns.append({"role": "user", "content": "Now"})
+    made = await sdk.responses.compact(model="tiny", input=turns)
+    assert [item.type for item in made.output] == ["message", "compaction"]
+    assert made.object == "response.compaction"
+    assert made.usage.output_tokens == len("In short: Tuesday.")
+    assert b"Long ago" in prompt_of(frontend.items[-1])
+    output = [item.model_dump(exclude_none=True, warnings=False) for item in made.output]
+    await sdk.responses.create(input=[*output, {"role": "user", "content": "And?"}])
+    prompt = prompt_of(frontend.items[-1])
+    assert b"In short: Tuesday." in prompt
+    assert b"Long ago" not in prompt
+    with pytest.raises(openai.BadRequestError, match="model"):
+        await sdk.post("/responses/compact", body={"input": "Hi"}, cast_to=object)
+
+
+async def test_conversations(sdk, http, frontend):
+    made = await sdk.conversations.create(items=[{"role": "user", "content": "zero"}], metadata={"a": "b"})
+    openai.types.conversations.Conversation.model_validate(made.model_dump(), strict=True)
+    first = await sdk.responses.create(input="one", conversation=made.id)
+    assert first.conversation.id == made.id
+    await sdk.responses.create(input="two", conversation={"id": made.id}, store=False, stream=False)
+    prompt = prompt_of(frontend.items[1])
+    assert prompt.index(b"zero") < prompt.index(b"one") < prompt.index(TEXT.encode()) < prompt.index(b"two")
+    await events_of(http, input="three", conversation=made.id)
+    items = [item async for item in sdk.conversations.items.list(made.id, order="asc", limit=2)]
+    assert [item.content[0].text for item in items] == ["zero", "one", TEXT, "two", TEXT, "three", TEXT]
+    added = await sdk.conversations.items.create(made.id, items=[{"role": "user", "content": "four"}])
+    one = await sdk.conversations.items.retrieve(added.data[0].id, conversation_id=made.id)
+    assert one.content[0].text == "four"
+    await sdk.conversations.items.delete(one.id, conversation_id=made.id)
+    with pytest.raises(openai.NotFoundError):
+        await sdk.conversations.items.retrieve(one.id, conversation_id=made.id)
+    assert (await sdk.conversations.update(made.id, metadata={"c": "d"})).metadata == {"c": "d"}
+    assert (await sdk.conversations.retrieve(made.id)).metadata == {"c": "d"}
+    for wrong in (
+        sdk.responses.retrieve(made.id),
+        sdk.responses.delete(made.id),
+        sdk.conversations.retrieve(first.id),
+        sdk.with_options(api_key="sk-other").conversations.retrieve(made.id),
+    ):
+        with pytest.raises(openai.NotFoundError):
+            await wrong
+    assert (await sdk.conversations.delete(made.id)).deleted
+    with pytest.raises(openai.NotFoundError):
+        await sdk.responses.create(input="five", conversation=made.id)
+
+
+async def test_a_conversation_larger_than_the_store_is_refused_and_stays(app_of, frontend):
+    dialect = ResponsesDialect(DialectContext(frontend, ResponsesOptions(responses_store_bytes=6_000)))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app_of(dialect)), base_url="http://test") as http:
+        made = (await http.post("/v1/conversations", json={})).json()
+        path = f"/v1/conversations/{made['id']}/items"
+        items = [{"role": "user", "content": "x" * 1_000}]
+        replies = [(await http.post(path, json={"items": items})).status_code for _ in range(6)]
+        assert sorted(set(replies)) == [200, 400]
+        kept = (await http.get(path)).json()["data"]
+        assert len(kept) == replies.count(200)
+        reply = await http.post("/v1/responses", json={"input": "y" * 200, "conversation": made["id"]})
+        assert reply.status_code == 200, "only what is kept is bounded"
 
 
 async def test_a_method_that_is_not_there_names_those_that_are(http):

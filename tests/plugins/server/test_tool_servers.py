@@ -444,13 +444,17 @@ def test_the_options():
         ToolServers(("a=http://x",), "b=secret")
 
 
+def _no_item(name: str) -> Any:
+    raise AssertionError(name)
+
+
 def test_items_of_other_servers_are_checked():
     strange = {"type": "mcp_call", "server_label": "s", "name": "f", "arguments": "not JSON", "error": {"message": "x"}}
-    [_, result] = messages_of(None, read_items([strange]))
+    [_, result] = messages_of(None, read_items([strange], _no_item))
     assert result["content"] == "Error: x"
     blocks = {"type": "mcp_tool_execution_error", "content": [{"type": "image", "text": 3, "resource": 4}]}
-    [_, result] = messages_of(None, read_items([strange | {"error": blocks}]))
+    [_, result] = messages_of(None, read_items([strange | {"error": blocks}], _no_item))
     assert result["content"] == "Error: [image: not text]"
     for wrong in ({"error": "x"}, {"error": {}}, {"output": 3}, {"name": None}):
         with pytest.raises(InvalidRequest):
-            read_items([strange | wrong])
+            read_items([strange | wrong], _no_item)

@@ -2,12 +2,16 @@
 
 A response is kept in memory, and for the key alone that asked for it, until newer ones need the room
 (``--responses-store-bytes``): ``previous_response_id``, retrieving, deleting and cancelling find it there, and after a
-restart nothing is left. ``store`` false keeps nothing. Thinking comes as reasoning items whose ``content`` is in the
-clear, so there is nothing encrypted, and clients that keep the items themselves send them back as they came.
+restart nothing is left. ``store`` false keeps nothing. Conversations (``/v1/conversations``) are kept there, too.
+Thinking comes as reasoning items whose ``content`` is in the clear, so there is nothing encrypted, and clients that
+keep the items themselves send them back as they came. ``/v1/responses/compact`` has the model say a conversation in
+short; its item is in the clear as well. ``/v1/responses/input_tokens`` counts a prompt.
 
 Tools are functions of the client's, and the tools of the operator's tool servers (``--tool-server``), which this server
-calls itself while it makes the response. Tools that OpenAI's service runs itself, images, files, prompts kept on a
-server, conversations and ``truncation: auto`` are refused by name, and so is every field that is not known.
+calls itself while it makes the response. Tools of other types (``web_search``, ``custom``, ``namespace``, ...) are not
+offered to the model: the log says so the first time, and the response's ``tools`` are without them. Unknown fields are
+ignored; ``--strict-requests`` refuses both. Fields of chat completions, files and prompts kept on a server are refused
+by name. Nothing is cut from a prompt: with ``truncation: auto`` too, one that does not fit is refused.
 
 The events of a response made with both ``background`` and ``stream`` are stored with it: a client that lost its stream
 continues with ``GET /v1/responses/{id}?stream=true&starting_after=N``, while it is made and afterwards.
@@ -23,12 +27,17 @@ class ResponsesOptions(Options):
 
     responses_store_bytes: int = option(
         64 * 2**20,
-        "Memory for stored responses and what led to them; the oldest go first. 0 stores none.",
+        "Memory for conversations, stored responses and what led to them; the oldest go first. 0 stores none.",
         ge=0,
         le=2**40,
     )
     max_background_responses: int = option(
         64, "Responses in the background at a time; one more is answered with 429.", ge=1, le=65_536
+    )
+    strict_requests: bool = option(
+        False,
+        "Refuse chat, completions and responses requests with a field, or a type of tool, that is neither read nor "
+        "documented by a known server.",
     )
     tool_server: tuple[str, ...] = option(
         (), "MCP servers whose tools /v1/responses may call, as [NAME=]URL: search=http://localhost:8001/mcp."
@@ -76,6 +85,6 @@ def dialects() -> list[DialectSpec]:
             name="openai-responses",
             load="fwk_server.openai_responses.dialect:ResponsesDialect",
             options=ResponsesOptions,
-            summary="OpenAI's Responses API: events, tools, reasoning items, stored and background responses",
+            summary="OpenAI's Responses API: events, tools, reasoning items, stored responses, conversations",
         )
     ]

@@ -22,17 +22,28 @@ from fwk_server._common.caller import Caller, caller_of
 from fwk_server._common.chat.dialect import ChatDialect, Running, told
 from fwk_server._common.documented import EVENTS
 from fwk_server._common.logprobs import TokenTexts
+from fwk_server._common.once import Once
+from fwk_server._common.paging import PAGE, page
 from fwk_server._common.replies import json_response
 from fwk_server._common.replies import reply as replied
+from fwk_server._common.store import Key, ObjectStore, UnknownObject
 from fwk_server.openai_responses import ResponsesOptions
+from fwk_server.openai_responses.compact import CompactBody, compact_fields, compacted
+from fwk_server.openai_responses.conversations import BODIES, Conversations
 from fwk_server.openai_responses.items import read_items
 from fwk_server.openai_responses.job import OPENED, Job
-from fwk_server.openai_responses.replies import DeletedReply, ErrorReply, ItemsReply, ResponseReply
+from fwk_server.openai_responses.replies import (
+    CompactedReply,
+    DeletedReply,
+    ErrorReply,
+    ItemsReply,
+    ResponseReply,
+    TokensReply,
+)
 from fwk_server.openai_responses.reply import Writer
-from fwk_server.openai_responses.request import MAX_ID, ResponsesBody, chat_fields, read
+from fwk_server.openai_responses.request import MAX_ID, ResponsesBody, chat_fields, check_compaction, read
 from fwk_server.openai_responses.rounds import approved, events
 from fwk_server.openai_responses.server_tools import read_server_tools
-from fwk_server.openai_responses.store import Key, ResponseStore, UnknownResponse
 from fwk_server.openai_responses.tool_servers import ToolServers
 
 if TYPE_CHECKING:
@@ -41,30 +52,32 @@ if TYPE_CHECKING:
 _ONE = "/v1/responses/{response_id}"
 _NAMES = {"messages": "input", "max_tokens": "max_output_tokens", "response_format": "text.format"}
 """Fields of chat requests, and what they are called here."""
-_MAX_LISTED = 100
 _MAX_DIGITS = 12
 _ID = {"name": "response_id", "in": "path", "required": True, "schema": {"type": "string", "maxLength": MAX_ID}}
 _FOLLOWING = [
     {"name": "stream", "in": "query", "schema": {"type": "boolean"}},
     {"name": "starting_after", "in": "query", "schema": {"type": "integer", "minimum": 0}},
 ]
-_LISTING = [
-    {"name": "limit", "in": "query", "schema": {"type": "integer", "minimum": 1, "maximum": _MAX_LISTED}},
-    {"name": "order", "in": "query", "schema": {"type": "string", "enum": ["asc", "desc"]}},
-    {"name": "after", "in": "query", "schema": {"type": "string", "maxLength": MAX_ID}},
-]
 
 
 class ResponsesDialect(ChatDialect):
     """OpenAI's Responses API over the served model."""
 
-    requests = {"/v1/responses": ResponsesBody}
+    requests = {
+        "/v1/responses": ResponsesBody,
+        "/v1/responses/input_tokens": ResponsesBody,
+        "/v1/responses/compact": CompactBody,
+        **BODIES,
+    }
 
     def __init__(self, context: DialectContext) -> None:
         super().__init__(context)
         options = context.options
         options = options if options is not None else ResponsesOptions()
-        self._store = ResponseStore(options.responses_store_bytes)
+        self._store = ObjectStore(options.responses_store_bytes)
+        self._conversations = Conversations(self._store, self._item)
+        self._is_strict = options.strict_requests
+        self._once = Once()
         self._max_background = options.max_background_responses
         self._servers = ToolServers(options.tool_server, options.tool_server_tokens, options.tool_server_timeout)
         self._background: dict[Key, Job] = {}
@@ -79,10 +92,13 @@ class ResponsesDialect(ChatDialect):
     def routes(self, app: FastAPI) -> None:
         self.route(app, "/v1/responses", self.create, reply=ResponseReply, error=ErrorReply, stream=EVENTS)
         add = partial(self.route, app, error=ErrorReply)
+        add("/v1/responses/input_tokens", self.input_tokens, reply=TokensReply)
+        add("/v1/responses/compact", self.compact, reply=CompactedReply)
         add(_ONE, self.retrieve, reply=ResponseReply, method="GET", parameters=[_ID, *_FOLLOWING], stream=EVENTS)
         add(_ONE, self.delete, reply=DeletedReply, method="DELETE", parameters=[_ID])
         add(f"{_ONE}/cancel", self.cancel, reply=ResponseReply, parameters=[_ID])
-        add(f"{_ONE}/input_items", self.input_items, reply=ItemsReply, method="GET", parameters=[_ID, *_LISTING])
+        add(f"{_ONE}/input_items", self.input_items, reply=ItemsReply, method="GET", parameters=[_ID, *PAGE])
+        self._conversations.add_routes(app, self)
 
     async def create(self, request: Request) -> Response:
         """Answer a conversation."""
@@ -97,20 +113,16 @@ class ResponsesDialect(ChatDialect):
 
     def _job(self, data: bytes, caller: Caller) -> tuple[ResponsesBody, Job]:
         """Read, render and check a body. Runs off the event loop."""
-        raw = body.parse(data)
-        asked = read(raw)
+        asked, raw = read(body.parse(data), self._once, is_strict=self._is_strict)
         tenant = caller.service.tenant
         is_stored = asked.store is not False and self._store.max_bytes > 0
         if asked.background and not is_stored:
             raise InvalidRequest("background needs store: the response is fetched from there", "background")
-        inputs = read_items(asked.input)
-        context = inputs
-        if asked.previous_response_id is not None:
-            before = self._store.get((tenant, asked.previous_response_id), "previous_response_id")
-            context = [*before["context"], *before["response"]["output"], *inputs]
+        inputs, context = self._context(asked, tenant)
         tools = read_server_tools(asked.tools, self._servers)
         calls = approved(inputs, context, tools)
         running = self.prepared(chat_fields(asked, raw, context, tools), caller)
+        check_compaction(asked, len(running.call.item.prompt_token_ids))
         writer = Writer(asked, raw, running, is_stored, self._tokens, tools)
         return asked, Job(
             writer,
@@ -125,6 +137,55 @@ class ResponsesDialect(ChatDialect):
             calls,
             [] if asked.background and asked.stream else None,
         )
+
+    def _context(
+        self, asked: ResponsesBody | CompactBody, tenant: str
+    ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """The items of the input, and those with all that was said before. Raises ``InvalidRequest``."""
+        inputs = read_items(asked.input or [], lambda name: self._item((tenant, name)))
+        before: list[dict[str, Any]] = []
+        conversation = asked.conversation_id if isinstance(asked, ResponsesBody) else None
+        if asked.previous_response_id is not None:
+            if conversation is not None:
+                raise InvalidRequest("previous_response_id and conversation both say what was before", "conversation")
+            entry = self._get((tenant, asked.previous_response_id), "previous_response_id")
+            before = [*entry["context"], *entry["response"]["output"]]
+        elif conversation is not None:
+            before = self._conversations.items((tenant, conversation))
+        if not inputs and not before:
+            raise InvalidRequest("input must not be empty" if asked.input is not None else "input is missing", "input")
+        return inputs, [*before, *inputs]
+
+    def _get(self, key: Key, param: str = "response_id") -> dict[str, Any]:
+        return self._store.get(key, "response", param)
+
+    def _item(self, key: Key) -> dict[str, Any]:
+        """The item that an input refers to."""
+        entry = self._store.holding(key)
+        if entry is not None:
+            items = entry["items"] if "items" in entry else [*entry["input"], *entry["response"]["output"]]
+            for item in items:
+                if item["id"] == key[1]:
+                    return item
+        raise UnknownObject("item", key[1], "input")
+
+    async def input_tokens(self, request: Request) -> Response:
+        """Count the tokens of a request's prompt."""
+        data, caller = await body.read(request), caller_of(request)
+        _, job = await self.frontend.run_blocking(self._job, data, caller)
+        counted = len(job.running.call.item.prompt_token_ids)
+        return json_response({"object": "response.input_tokens", "input_tokens": counted})
+
+    async def compact(self, request: Request) -> Response:
+        """Say a conversation in short."""
+        data, caller = await body.read(request), caller_of(request)
+        running, context = await self.frontend.run_blocking(self._compaction, data, caller)
+        return await replied(request, compacted(running, context))
+
+    def _compaction(self, data: bytes, caller: Caller) -> tuple[Running, list[dict[str, Any]]]:
+        asked = body.validate(CompactBody, body.parse(data))
+        _, context = self._context(asked, caller.service.tenant)
+        return self.prepared(compact_fields(asked, context), caller), context
 
     def _lines(self, job: Job, *, is_whole: bool = False) -> AsyncGenerator[bytes, None]:
         return events(job, self.frontend, self.prepared, is_whole=is_whole)
@@ -159,8 +220,12 @@ class ResponsesDialect(ChatDialect):
                 yield line
 
     def _keep(self, job: Job) -> None:
+        output = job.writer.response["output"]
         if job.key is not None:
-            self._store.put(job.key, job.entry)
+            self._store.put(job.key, job.entry, [item["id"] for item in (*job.inputs, *output)])
+        conversation = job.asked.conversation_id
+        if conversation is not None:
+            self._conversations.extend((job.caller.service.tenant, conversation), [*job.inputs, *output])
 
     def _start(self, job: Job) -> dict[str, Any]:
         """Have a response made in the background: the response as it is now."""
@@ -195,7 +260,7 @@ class ResponsesDialect(ChatDialect):
             return json_response(self._entry(key)["response"])
         start = _start_of(request.query_params.get("starting_after"))
         job = self._background.get(key)
-        stored: list[str] | None = None if job is not None else self._store.get(key).get("events")
+        stored: list[str] | None = None if job is not None else self._get(key).get("events")
         if stored is None and (job is None or job.events is None):
             raise InvalidRequest(
                 "stream: the events of this response are not kept: only those of responses that were made with both "
@@ -210,8 +275,9 @@ class ResponsesDialect(ChatDialect):
         job = self._background.pop(key, None)
         if job is not None:
             await job.stop()
-        elif not self._store.delete(key):
-            raise UnknownResponse(key[1], "response_id")
+        else:
+            self._get(key)
+            self._store.delete(key)
         return json_response({"id": key[1], "object": "response", "deleted": True})
 
     async def cancel(self, request: Request) -> Response:
@@ -232,25 +298,11 @@ class ResponsesDialect(ChatDialect):
     async def input_items(self, request: Request) -> Response:
         """List the items of a request, its last first."""
         items: list[dict[str, Any]] = self._entry(_key(request))["input"]
-        query = request.query_params
-        order, limit, after = query.get("order", "desc"), query.get("limit", "20"), query.get("after")
-        if order not in ("asc", "desc"):
-            raise InvalidRequest(f"order must be asc or desc, not {shown(order)}", "order")
-        if not (limit.isascii() and limit.isdecimal() and len(limit) <= 3 and 1 <= int(limit) <= _MAX_LISTED):
-            raise InvalidRequest(f"limit must be an integer from 1 to {_MAX_LISTED}, not {shown(limit)}", "limit")
-        listed = items if order == "asc" else items[::-1]
-        if after is not None:
-            names = [item["id"] for item in listed]
-            if after not in names:
-                raise InvalidRequest(f"after: the response has no item {shown(after)}", "after")
-            listed = listed[names.index(after) + 1 :]
-        page = listed[: int(limit)]
-        ends = {"first_id": page[0]["id"] if page else "", "last_id": page[-1]["id"] if page else ""}
-        return json_response({"object": "list", "data": page, **ends, "has_more": len(page) < len(listed)})
+        return json_response(page(request, items, "desc"))
 
     def _entry(self, key: Key) -> dict[str, Any]:
         job = self._background.get(key)
-        return job.entry if job is not None else self._store.get(key)
+        return job.entry if job is not None else self._get(key)
 
     async def _close(self) -> None:
         for job in list(self._background.values()):

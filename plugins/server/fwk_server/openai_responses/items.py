@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
+
+import orjson
 
 from fwk.errors import InvalidRequest
 from fwk_server._common.body import shown, want
@@ -18,15 +21,25 @@ _MCP_ITEMS = {
     "mcp_approval_response": "mcpa",
 }
 """Items about tool servers, and how their ids begin."""
+COMPACTION = "compaction"
 
 
-def read_items(value: str | list[Any]) -> list[dict[str, Any]]:
-    """The items of ``input``, in the one form in which they are listed. Raises ``InvalidRequest``."""
+_SERVICE_CALLS = ("web_search_call", "file_search_call", "image_generation_call", "code_interpreter_call")
+"""Calls that OpenAI's service answered itself: their items hold no result that a model could read."""
+_NO_ARGUMENTS = ("id", "type", "status", "call_id", "name", "namespace", "caller", "created_by")
+
+Find = Callable[[str], dict[str, Any]]
+"""The item of an id. Raises ``InvalidRequest``."""
+
+
+def read_items(value: str | list[Any], find: Find, at: str = "input") -> list[dict[str, Any]]:
+    """The items of ``input``, in the one form in which they are listed. Raises ``InvalidRequest``.
+
+    find: an item that is referred to.
+    """
     if isinstance(value, str):
         value = [{"role": "user", "content": value}]
-    if not value:
-        raise InvalidRequest("input must not be empty", "input")
-    return [_item(item, f"input[{i}]") for i, item in enumerate(value)]
+    return [_item(item, f"{at}[{i}]", find) for i, item in enumerate(value)]
 
 
 def new_id(kind: str) -> str:
@@ -34,9 +47,9 @@ def new_id(kind: str) -> str:
     return f"{kind}_{uuid.uuid4().hex}"
 
 
-def _item(item: Any, at: str) -> dict[str, Any]:
+def _item(item: Any, at: str, find: Find) -> dict[str, Any]:
     want(item, dict, "an object", at)
-    kind = item.get("type", "message")
+    kind = item.get("type") or ("message" if "role" in item or "id" not in item else "item_reference")
     if kind == "message":
         return _message(item, at)
     if kind == "function_call":
@@ -51,7 +64,39 @@ def _item(item: Any, at: str) -> dict[str, Any]:
         return _reasoning(item, at)
     if kind in _MCP_ITEMS:
         return _mcp_item(item, kind, at)
+    if kind == "item_reference":
+        return find(want(item.get("id"), str, "a string", f"{at}.id"))
+    if kind == COMPACTION:
+        summary_of(item, at)
+        return {"id": _id(item, "cmp"), "type": kind, "encrypted_content": item["encrypted_content"]}
+    if kind in _SERVICE_CALLS:
+        return {**item, "id": _id(item, "call")}
+    if isinstance(kind, str) and kind.endswith(("_call", "_call_output")):
+        return _other_call(item, kind, at)
     raise InvalidRequest(f"{at}: items of type {shown(kind)} are not supported here", "input")
+
+
+def _other_call(item: Mapping[str, Any], kind: str, at: str) -> dict[str, Any]:
+    """A call of a tool that is no function (``custom_tool_call``, ``local_shell_call``, ...), or its result."""
+    call_id = want(item.get("call_id") or item.get("id"), str, "a string", f"{at}.call_id")
+    if kind.endswith("_output") and not isinstance(item.get("output"), str | list):
+        raise InvalidRequest(f"{at}.output must be a string or an array", "input")
+    return {**item, "id": _id(item, "ctco" if kind.endswith("_output") else "ctc"), "call_id": call_id}
+
+
+def new_compaction(summary: str) -> dict[str, Any]:
+    """The item that stands for what was said before. Nothing is encrypted: it is the summary, as base64."""
+    content = base64.b64encode(summary.encode()).decode()
+    return {"id": new_id("cmp"), "type": COMPACTION, "encrypted_content": content}
+
+
+def summary_of(item: Mapping[str, Any], at: str = "input") -> str:
+    """What a compaction says. Raises ``InvalidRequest`` for one of another server."""
+    content = want(item.get("encrypted_content"), str, "a string", f"{at}.encrypted_content")
+    try:
+        return base64.b64decode(content, validate=True).decode()
+    except ValueError:
+        raise InvalidRequest(f"{at}.encrypted_content is not one that this server made", "input") from None
 
 
 def _mcp_item(item: Mapping[str, Any], kind: str, at: str) -> dict[str, Any]:
@@ -96,11 +141,28 @@ def _message(item: Mapping[str, Any], at: str) -> dict[str, Any]:
     role = item.get("role")
     if role not in _ROLES:
         raise InvalidRequest(f"{at}.role must be one of {', '.join(_ROLES)}, not {shown(role)}", "input")
-    text = _text(item.get("content"), f"{at}.content")
     message = {"id": _id(item, "msg"), "type": "message", "role": role, "status": "completed"}
     if role == "assistant":
+        text = _text(item.get("content"), f"{at}.content")
         return message | {"content": [{"type": "output_text", "text": text, "annotations": []}]}
-    return message | {"content": [{"type": "input_text", "text": text}]}
+    content = item.get("content")
+    if role == "user" and isinstance(content, list) and any(_is_image(part) for part in content):
+        return message | {"content": [_part(part, f"{at}.content[{i}]") for i, part in enumerate(content)]}
+    return message | {"content": [{"type": "input_text", "text": _text(content, f"{at}.content")}]}
+
+
+def _is_image(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "input_image"
+
+
+def _part(part: Any, at: str) -> dict[str, Any]:
+    """A part of what a user sends with images."""
+    if not _is_image(part):
+        return {"type": "input_text", "text": _text([part], at)}
+    if part.get("image_url") is None:
+        raise InvalidRequest(f"{at}: images are sent in image_url: files of images are not kept here", "input")
+    url = want(part["image_url"], str, "a string", f"{at}.image_url")
+    return {"type": "input_image", "image_url": url, "file_id": None, "detail": part.get("detail") or "auto"}
 
 
 def _reasoning(item: Mapping[str, Any], at: str) -> dict[str, Any]:
@@ -132,7 +194,7 @@ def messages_of(instructions: str | None, items: list[dict[str, Any]]) -> list[d
 
     What the model thought, said and called in a row is one message of its own.
     """
-    messages = [{"role": "system", "content": instructions}] if instructions else []
+    messages: list[dict[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
     turn: dict[str, Any] | None = None  # the model's, while it may continue
     answers = approval_responses(items)
     for item in items:
@@ -148,23 +210,49 @@ def messages_of(instructions: str | None, items: list[dict[str, Any]]) -> list[d
             messages.append({"role": "tool", "tool_call_id": item["id"], "content": result})
             turn = None
             continue
-        if item["type"] in ("reasoning", "function_call") or item.get("role") == "assistant":
+        if item["type"] in _SERVICE_CALLS:
+            continue
+        if item["type"] == "reasoning" or item["type"].endswith("_call") or item.get("role") == "assistant":
             if turn is None:
                 turn = {"role": "assistant", "content": ""}
                 messages.append(turn)
             _extend(turn, item)
             continue
         turn = None
-        if item["type"] == "function_call_output":
-            messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": item["output"]})
+        if item["type"].endswith("_output"):
+            content = item["output"] if isinstance(item["output"], str) else _flat(item["output"])
+            messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": content})
             continue
-        text = item["content"][0]["text"]
-        role = "user" if item["role"] == "user" else "system"
-        if role == "system" and messages and messages[-1]["role"] == "system":
-            messages[-1] = {"role": role, "content": f"{messages[-1]['content']}\n\n{text}"}
+        role, content = _told(item)
+        last = messages[-1] if messages else None
+        if role == "system" and last is not None and last["role"] == "system":
+            messages[-1] = {"role": role, "content": f"{last['content']}\n\n{content}"}
         else:
-            messages.append({"role": role, "content": text})
+            messages.append({"role": role, "content": content})
     return messages
+
+
+def _told(item: Mapping[str, Any]) -> tuple[str, str | list[dict[str, Any]]]:
+    """What a message or a compaction tells the model: role and content."""
+    if item["type"] == COMPACTION:
+        return "system", f"What was said before, in short:\n{summary_of(item)}"
+    role = "user" if item["role"] == "user" else "system"
+    if not any(_is_image(part) for part in item["content"]):
+        return role, item["content"][0]["text"]
+    return role, [
+        {"type": "image_url", "image_url": {"url": part["image_url"], "detail": part["detail"]}}
+        if _is_image(part)
+        else {"type": "text", "text": part["text"]}
+        for part in item["content"]
+    ]
+
+
+def _flat(output: list[Any]) -> str:
+    """The result of a tool in parts, which may be of any kind: texts, or JSON."""
+    texts = [part.get("text") if isinstance(part, dict) else part for part in output]
+    return "\n".join(
+        text if isinstance(text, str) else orjson.dumps(part).decode() for text, part in zip(texts, output, strict=True)
+    )
 
 
 def _extend(turn: dict[str, Any], item: Mapping[str, Any]) -> None:
@@ -174,6 +262,10 @@ def _extend(turn: dict[str, Any], item: Mapping[str, Any]) -> None:
             turn["reasoning_content"] = turn.get("reasoning_content", "") + thought
     elif item["type"] == "function_call":
         _call(turn, item["call_id"], item)
+    elif item["type"].endswith("_call"):
+        name = item.get("name") if isinstance(item.get("name"), str) else item["type"].removesuffix("_call")
+        arguments = {key: value for key, value in item.items() if key not in _NO_ARGUMENTS}
+        _call(turn, item["call_id"], {"name": name, "arguments": orjson.dumps(arguments).decode()})
     else:
         turn["content"] += "".join(part["text"] for part in item["content"])
 

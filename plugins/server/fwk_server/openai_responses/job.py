@@ -9,10 +9,10 @@ from typing import Any
 
 from fwk_server._common.caller import Caller
 from fwk_server._common.chat.dialect import Running
+from fwk_server._common.store import Key
 from fwk_server.openai_responses.reply import Writer
 from fwk_server.openai_responses.request import ResponsesBody
 from fwk_server.openai_responses.server_tools import ServerTools
-from fwk_server.openai_responses.store import Key
 
 _END = b"\n\n"
 OPENED = b":\n\n"

@@ -16,6 +16,31 @@ class ResponseReply(Reply):
     output: list[dict[str, Any]]
 
 
+class ConversationReply(Reply):
+    """A conversation."""
+
+    id: str
+    object: str
+    created_at: int
+    metadata: dict[str, Any]
+
+
+class TokensReply(Reply):
+    """The tokens of an input, counted."""
+
+    object: str
+    input_tokens: int
+
+
+class CompactedReply(Reply):
+    """A conversation in short."""
+
+    id: str
+    object: str
+    output: list[dict[str, Any]]
+    usage: dict[str, Any]
+
+
 class DeletedReply(Reply):
     """The reply to a deletion."""
 

@@ -10,8 +10,10 @@ from pydantic import Field
 from fwk.errors import InvalidRequest
 from fwk_server._common.body import shown, validate, want
 from fwk_server._common.chat.dialect import renamed
-from fwk_server._common.chat.models import MAX_LABEL, MAX_NAME, MAX_TOOLS, Label
+from fwk_server._common.chat.models import MAX_LABEL, MAX_NAME, MAX_TOOLS, ChatRequest, Label
+from fwk_server._common.chat.other_names import is_read_elsewhere, warn_unknown
 from fwk_server._common.fields import CONTEXT, RequestFields, bounded, ranged
+from fwk_server._common.once import Once
 from fwk_server.openai_responses.items import messages_of
 from fwk_server.openai_responses.server_tools import ServerTools
 
@@ -42,9 +44,7 @@ _SAME = {
 } | {"max_output_tokens": "max_tokens"}
 
 _CANNOT = {
-    "conversation": "conversations are not kept here: previous_response_id goes on with a response",
     "prompt": "prompts are not kept here: send instructions and input",
-    "context_management": "nothing is compacted here: send a shorter input",
     "moderation": "this server has no moderation",
     "image": "this route reads text only",
     "access_programs": "this server has no such programs",
@@ -59,23 +59,40 @@ _Tools = Annotated[
     list[Any], bounded("array", "", items={"type": "object", "x-limit": CONTEXT}, maxItems=MAX_TOOLS), Field()
 ]
 _Value = Annotated[str, Field(max_length=MAX_VALUE)]
+Metadata = Annotated[dict[Annotated[str, Field(max_length=MAX_KEY)], _Value], Field(max_length=MAX_PAIRS)]
 SCORES = "message.output_text.logprobs"
-_KnownInclude = Literal["reasoning.encrypted_content", "message.output_text.logprobs"]
+_KnownInclude = Literal[
+    "reasoning.encrypted_content",
+    "message.output_text.logprobs",
+    "message.input_image.image_url",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+]
+_READ_IN = {"text": ("format", "verbosity"), "reasoning": ("effort", "summary", "generate_summary")}
+_OFFERED = ("function", "mcp")
 
 
 class ResponsesBody(RequestFields):
     """``POST /v1/responses``."""
 
     model: Annotated[str, Field(max_length=MAX_NAME)] | None = None
-    input: Annotated[str, bounded("string", CONTEXT)] | _Items
+    input: Annotated[str, bounded("string", CONTEXT)] | _Items | None = Field(
+        None, description="Needed, unless a response or a conversation continues."
+    )
     instructions: Annotated[str, bounded("string", CONTEXT)] | None = None
     previous_response_id: Annotated[str, Field(max_length=MAX_ID)] | None = None
+    conversation: Annotated[str, Field(max_length=MAX_ID)] | _Object | None = None
     stream: bool | None = None
     stream_options: _Object | None = None
     store: bool | None = None
     background: bool | None = None
     include: Annotated[list[_KnownInclude], Field(max_length=8)] | None = Field(
-        None, description="Reasoning items hold their text in the clear, whether it is asked for or not."
+        None,
+        description="Reasoning items hold their text in the clear, whether it is asked for or not; items of tools that "
+        "OpenAI's service runs are not made here.",
     )
     top_logprobs: Annotated[int, ranged("logprobs")] | None = Field(
         None, description="Also asks for the log-probabilities that include may name."
@@ -98,9 +115,11 @@ class ResponsesBody(RequestFields):
     frequency_penalty: Annotated[float, ranged("frequency_penalty")] | None = None
     seed: Annotated[int, ranged("seed")] | None = None
     truncation: Literal["auto", "disabled"] | None = None
-    metadata: Annotated[dict[Annotated[str, Field(max_length=MAX_KEY)], _Value], Field(max_length=MAX_PAIRS)] | None = (
-        None
+    context_management: Annotated[list[Any], bounded("array", CONTEXT, items={"type": "object"})] | None = Field(
+        None, description="A threshold of compaction that the prompt stays below."
     )
+    client_metadata: _Object | None = Field(None, description="Not read.")
+    metadata: Metadata | None = None
     service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"] | None = None
     user: Label | None = None
     safety_identifier: Label | None = None
@@ -108,24 +127,71 @@ class ResponsesBody(RequestFields):
     prompt_cache_retention: Literal["in_memory", "24h"] | None = None
 
     @property
+    def conversation_id(self) -> str | None:
+        """Of the conversation that the response belongs to."""
+        found = self.conversation
+        if isinstance(found, dict):
+            found = want(found.get("id"), str, "a string", "conversation.id")
+        return found
+
+    @property
     def has_scores(self) -> bool:
         return bool(self.top_logprobs) or SCORES in (self.include or ())
 
 
-def read(raw: Mapping[str, Any]) -> ResponsesBody:
-    """The checked body. Raises ``InvalidRequest`` for a field that cannot be done, or that nobody knows."""
+def read(raw: Mapping[str, Any], once: Once, *, is_strict: bool = False) -> tuple[ResponsesBody, Mapping[str, Any]]:
+    """The checked body, and the fields without the tools that are not offered to the model.
+
+    Unknown fields and tools of other types are ignored, with a line in the log the first time; ``is_strict`` refuses
+    them. Raises ``InvalidRequest``.
+    """
     for name, value in raw.items():
-        if name in _CANNOT:
-            if value:
-                raise InvalidRequest(f"{name} is not supported: {_CANNOT[name]}", name)
-        elif name not in ResponsesBody.model_fields and value is not None:
-            raise InvalidRequest(f"{shown(name)} is not a field of /v1/responses", name[:256])
-    body = validate(ResponsesBody, raw)
-    if body.truncation == "auto":
-        raise InvalidRequest(
-            "truncation must be disabled: nothing is left out here; send a shorter input", "truncation"
-        )
-    return body
+        if name in _CANNOT and value:
+            raise InvalidRequest(f"{name} is not supported: {_CANNOT[name]}", name)
+        if name in ResponsesBody.model_fields or not value or name in _CANNOT:
+            continue
+        if is_read_elsewhere(name, ChatRequest):
+            raise InvalidRequest(f"{name} is a field of /v1/chat/completions, not of /v1/responses", name)
+        if is_strict:
+            raise InvalidRequest(f"{shown(name)} is not a field of /v1/responses (--strict-requests)", name[:256])
+    if is_strict:
+        for name, known in _READ_IN.items():
+            _only(raw.get(name), known, name)
+    else:
+        warn_unknown(raw, [ResponsesBody], once)
+        raw = _with_offered(raw, once)
+    return validate(ResponsesBody, raw), raw
+
+
+def _with_offered(raw: Mapping[str, Any], once: Once) -> Mapping[str, Any]:
+    """The fields, of whose tools those stay that a model can be told of: the others run in OpenAI's service."""
+    tools = raw.get("tools")
+    if not isinstance(tools, list):
+        return raw
+    kinds = {tool["type"] for tool in tools if isinstance(tool, dict) and isinstance(tool.get("type"), str)}
+    for kind in sorted(kinds.difference(_OFFERED)):
+        line = f"tools of type {shown(kind)} are not offered to the model: /v1/responses knows {', '.join(_OFFERED)}"
+        once.warn(f"tools {kind}", line)
+    return {**raw, "tools": [tool for tool in tools if not _is_left_out(tool)]}
+
+
+def _is_left_out(tool: Any) -> bool:
+    return isinstance(tool, dict) and isinstance(tool.get("type"), str) and tool["type"] not in _OFFERED
+
+
+def check_compaction(body: ResponsesBody, num_tokens: int) -> None:
+    """Nothing is compacted by itself: raise ``InvalidRequest`` where a prompt is past a threshold."""
+    for i, entry in enumerate(body.context_management or ()):
+        at = f"context_management[{i}]"
+        if want(entry, dict, "an object", at).get("type") != "compaction":
+            raise InvalidRequest(f"{at}.type must be compaction, not {shown(entry.get('type'))}", "context_management")
+        most = entry.get("compact_threshold")
+        if most is not None and num_tokens > want(most, int, "an integer", f"{at}.compact_threshold"):
+            raise InvalidRequest(
+                f"{at}: the prompt has {num_tokens} tokens, more than compact_threshold: POST /v1/responses/compact "
+                "makes a shorter conversation of it",
+                "context_management",
+            )
 
 
 def chat_fields(
@@ -144,7 +210,6 @@ def chat_fields(
 
 
 def _format(text: Mapping[str, Any]) -> dict[str, Any]:
-    _only(text, ("format", "verbosity"), "text")
     wanted = want(text.get("format") or {"type": "text"}, dict, "an object", "text.format")
     kind = wanted.get("type")
     if text.get("verbosity") not in (None, "low", "medium", "high"):
@@ -161,7 +226,6 @@ def _format(text: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _reasoning(reasoning: Mapping[str, Any]) -> dict[str, Any]:
-    _only(reasoning, ("effort", "summary", "generate_summary"), "reasoning")
     for name in ("summary", "generate_summary"):
         if reasoning.get(name) not in (None, "auto", "concise", "detailed"):
             raise InvalidRequest(f"reasoning.{name} must be auto, concise or detailed", f"reasoning.{name}")
@@ -174,8 +238,8 @@ def _reasoning(reasoning: Mapping[str, Any]) -> dict[str, Any]:
     return {"reasoning_effort": effort}
 
 
-def _only(given: Mapping[str, Any], names: tuple[str, ...], at: str) -> None:
-    for name, value in given.items():
+def _only(given: Any, names: tuple[str, ...], at: str) -> None:
+    for name, value in given.items() if isinstance(given, dict) else ():
         if name not in names and value is not None:
             raise InvalidRequest(f"{at}.{name[:64]} is not supported, only {', '.join(names)}", at)
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from difflib import get_close_matches
+from functools import cache, lru_cache
 from typing import Any
 
 from pydantic import BaseModel
 
 from fwk.errors import InvalidRequest
 from fwk_server._common.body import shown
+from fwk_server._common.once import Once
 
 # llama.cpp's, SGLang's, LightLLM's, Qwen's and transformers' names.
 _SAME = {
@@ -206,9 +208,48 @@ def asks_elsewhere(name: str, value: Any, model: type[BaseModel]) -> bool:
 
 def refuse_unknown(raw: Mapping[str, Any], models: Sequence[type[BaseModel]], where: str = "--strict-requests") -> None:
     """Raise for a field that is neither read nor documented anywhere, because of ``where``."""
-    known = fields_of(models) | _SAME.keys() | _REFUSED.keys() | _FINE.keys() | _HINTS | _NOT_DONE.keys() | _ONLY.keys()
+    known = _known(models)
     for name in raw:
         if name not in known:
             near = get_close_matches(name, known, 1)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise InvalidRequest(f"the field {shown(name)} is unknown ({where}){hint}", name[:256])
+
+
+def is_read_elsewhere(name: str, model: type[BaseModel]) -> bool:
+    """Whether a field that is no hint is one of ``model``, or of other servers."""
+    return name in _known([model]) and name not in _HINTS
+
+
+def warn_unknown(raw: Mapping[str, Any], models: Sequence[type[BaseModel]], once: Once) -> None:
+    """Log, the first time, each unknown field that is near a known one: a typing error, most likely.
+
+    Other unknown fields are those of servers that came later, and are ignored without a word.
+    """
+    for name in raw.keys() - _known(models):
+        near = _nearest(name[:64], tuple(models))
+        if near is not None:
+            line = f"the field {shown(name)} of a request is unknown and ignored; did its client mean {near}?"
+            once.warn(f"field {name[:64]}", line)
+
+
+@lru_cache(256)
+def _nearest(name: str, models: tuple[type[BaseModel], ...]) -> str | None:
+    """The known field that is written most like it. Looking takes milliseconds, so that what was found is kept."""
+    return next(iter(get_close_matches(name, _all_names(models), 1, _NEAR)), None)
+
+
+def _known(models: Sequence[type[BaseModel]]) -> frozenset[str]:
+    return _all_names(tuple(models))
+
+
+@cache
+def _all_names(models: tuple[type[BaseModel], ...]) -> frozenset[str]:
+    return _EVERYWHERE | fields_of(models)
+
+
+_NEAR = 0.75
+"""Likeness of two names from which on one may be meant by the other, of ``difflib``."""
+
+_EVERYWHERE = frozenset({*_SAME, *_REFUSED, *_FINE, *_HINTS, *_NOT_DONE, *_ONLY})
+"""Fields that some server documents, whatever they do here."""
