@@ -5,12 +5,15 @@ Files and batches are kept while the server runs, for the key that sent them: ``
 
 ``model`` names the served model, a LoRA adapter of it, or both (``MODEL:ADAPTER``); see ``adapters.py``.
 
-Hints (``user``, ``metadata``, ``store``, ``safety_identifier``, ``prompt_cache_retention``, ``prediction``,
-``verbosity``) are ignored, and so are fields that no server documents; ``--strict-requests``
-refuses the latter. Every other field that OpenAI, vLLM, SGLang, llama.cpp or TGI documents is done or refused with 400
-and its name in ``param``: ignoring it would lie. The tables are in ``_common/chat/other_names.py``. Hints for the
-schedule policy (``priority``, ``session_id``, ``prompt_cache_key``, ``service_tier``, ``deadline``) are passed on; see
-docs/scheduling.md.
+A chat completion with ``store`` is kept in memory for the key that asked for it (``--completions-store-bytes``), to be
+listed, told again, given other metadata and deleted (``/v1/chat/completions``, ``/v1/chat/completions/{id}``).
+
+Hints (``user``, ``safety_identifier``, ``prompt_cache_retention``, ``prediction``, ``verbosity``) are ignored, and so
+are fields that no server documents: of one that is written nearly as a known one the log says so, the first time;
+``--strict-requests`` refuses them. Every other field that OpenAI, vLLM, SGLang, llama.cpp or TGI documents is done or
+refused with 400 and its name in ``param``: ignoring it would lie. The tables are in ``_common/chat/other_names.py``.
+Hints for the schedule policy (``priority``, ``session_id``, ``prompt_cache_key``, ``service_tier``, ``deadline``) are
+passed on; see docs/scheduling.md.
 
 Output is constrained by ``response_format``, by ``structured_outputs`` (``json``, ``regex``, ``choice``, ``grammar``,
 ``json_object``) and the older ``guided_*`` of vLLM, and by SGLang's ``json_schema``, ``regex`` and ``ebnf``; one
@@ -35,13 +38,17 @@ class OpenAIOptions(Options):
 
     strict_requests: bool = option(
         False,
-        "Refuse chat and completions requests with a field that is neither read nor documented by a known server.",
+        "Refuse chat, completions and responses requests with a field, or a type of tool, that is neither read nor "
+        "documented by a known server.",
     )
     files_dir: str | None = option(
         None,
         "Folder for uploaded files and results of batches; they go when the server ends (default: the system's "
         "temporary folder).",
         aliases=["file-storage-path", "file-storage-pth"],
+    )
+    completions_store_bytes: int = option(
+        16 * 2**20, "Memory for stored chat completions; the oldest go first. 0 stores none.", ge=0, le=2**40
     )
     max_files_bytes: int = option(
         2**30, "Bytes of uploaded files and results of batches that are kept; more uploads are refused.", ge=0, le=2**50

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any
 
@@ -17,6 +17,8 @@ from fwk_server._common.chat.outputs import Choice, Usage, collect, run
 from fwk_server._common.hidden import last_state
 from fwk_server._common.logprobs import TokenTexts, chat_logprobs, prompt_logprobs
 from fwk_server._common.replies import event
+
+Keep = Callable[[dict[str, Any]], None]
 
 
 def _frame(call: ChatCall, frontend: Frontend, kind: str) -> dict[str, Any]:
@@ -31,19 +33,13 @@ def _frame(call: ChatCall, frontend: Frontend, kind: str) -> dict[str, Any]:
     return frame if tier is None else frame | {"service_tier": "default" if tier == "auto" else tier}
 
 
-async def complete(call: ChatCall, frontend: Frontend, tokens: TokenTexts) -> dict[str, Any]:
-    """The reply in one piece."""
-    frame = _frame(call, frontend, "chat.completion")
+async def complete(call: ChatCall, frontend: Frontend, tokens: TokenTexts, keep: Keep | None = None) -> dict[str, Any]:
+    """The reply in one piece. ``keep`` is told it."""
     usage = Usage([call.item])
     answers = call.answers(frontend)
     watch = (lambda delta: answers[delta.index].take(delta)) if answers else None
     [choices] = await collect(frontend, [call.item], usage, watch)
-    reply = frame | {"choices": [_choice(call, i, choice, tokens) for i, choice in enumerate(choices)]}
-    for answer, choice in zip(answers, reply["choices"], strict=False):
-        choice["message"] = answer.message(call.echo)
-        choice["finish_reason"] = answer.finish_reason(choice["finish_reason"])
-    _count_reasoning(answers, usage)
-    reply["usage"] = usage.body()
+    reply = _whole(call, _frame(call, frontend, "chat.completion"), choices, answers, usage, tokens)
     reply["prompt_logprobs"] = None  # as vLLM has it; a stream has no such field
     if call.body.prompt_logprobs is not None:
         entries = choices[0].prompt_logprobs or []
@@ -52,6 +48,26 @@ async def complete(call: ChatCall, frontend: Frontend, tokens: TokenTexts) -> di
             lambda num_top: orjson.Fragment(orjson.dumps(prompt_logprobs(tokens, entries, num_top))),
             call.body.prompt_logprobs,
         )
+    if keep is not None:
+        keep(reply)
+    return reply
+
+
+def _whole(
+    call: ChatCall,
+    frame: dict[str, Any],
+    choices: list[Choice],
+    answers: list[Answer],
+    usage: Usage,
+    tokens: TokenTexts,
+) -> dict[str, Any]:
+    """All that was said."""
+    reply = frame | {"choices": [_choice(call, i, choice, tokens) for i, choice in enumerate(choices)]}
+    for answer, choice in zip(answers, reply["choices"], strict=False):
+        choice["message"] = answer.message(call.echo)
+        choice["finish_reason"] = answer.finish_reason(choice["finish_reason"])
+    _count_reasoning(answers, usage)
+    reply["usage"] = usage.body()
     if call.body.return_token_ids:
         reply["prompt_token_ids"] = call.item.prompt_token_ids
     return reply
@@ -78,15 +94,24 @@ def _choice(call: ChatCall, index: int, choice: Choice, tokens: TokenTexts) -> d
     return reply
 
 
-async def events(call: ChatCall, frontend: Frontend, tokens: TokenTexts) -> AsyncGenerator[bytes, None]:
-    """The reply as server-sent events, those of a step together."""
+async def events(
+    call: ChatCall, frontend: Frontend, tokens: TokenTexts, keep: Keep | None = None
+) -> AsyncGenerator[bytes, None]:
+    """The reply as server-sent events, those of a step together. ``keep`` is told the whole before the last of them."""
     usage = Usage([call.item])
     answers = call.answers(frontend)
-    writer = ChunkWriter(call, _frame(call, frontend, "chat.completion.chunk"), tokens, usage, answers)
+    frame = _frame(call, frontend, "chat.completion.chunk")
+    writer = ChunkWriter(call, frame, tokens, usage, answers)
     opening = b"".join([writer.opening(index) for index in range(call.item.n)])
+    choices = [Choice() for _ in range(call.item.n)] if keep is not None else []
     async with aclosing(run(frontend, [call.item], usage)) as steps:
         async for _, deltas in steps:
             chunks = b"".join([writer.chunk(delta) for delta in deltas])
+            if keep is not None:
+                for delta in deltas:
+                    choices[delta.index].add(delta)
+                if all(choice.finish_reason is not None for choice in choices):
+                    keep(_whole(call, frame | {"object": "chat.completion"}, choices, answers, usage, tokens))
             if opening:
                 chunks, opening = opening + chunks, b""
             if chunks:

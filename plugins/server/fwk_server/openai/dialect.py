@@ -27,12 +27,13 @@ from fwk_server._common.chat.models import (
     TokenizeRequest,
     UnloadAdapterRequest,
 )
-from fwk_server._common.chat.other_names import refuse_unknown
+from fwk_server._common.chat.other_names import refuse_unknown, warn_unknown
 from fwk_server._common.chat.served import anthropic_body
 from fwk_server._common.documented import EVENTS, Reply, documented
 from fwk_server._common.logprobs import TokenTexts
+from fwk_server._common.once import Once
 from fwk_server._common.replies import Endpoint, EventStream, closed_on_disconnect, json_response, reply, unless_gone
-from fwk_server.openai import OpenAIOptions, adapters, chat, completions, embeddings, tokens
+from fwk_server.openai import OpenAIOptions, adapters, chat, completions, embeddings, stored, tokens
 from fwk_server.openai.batch_routes import BatchRoutes
 from fwk_server.openai.batches import BatchBody, BatchRunner
 from fwk_server.openai.bodies import (
@@ -48,6 +49,7 @@ from fwk_server.openai.bodies import (
     VersionBody,
 )
 from fwk_server.openai.files import FileStore
+from fwk_server.openai.stored import StoredCompletions, metadata_of
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -76,6 +78,12 @@ _BATCHED: dict[str, Prepare] = {
 }
 
 
+_ELSEWHERE = {
+    "/v1/moderations": "/v1/moderations is not served here: serve a classifier of what must not be said, and ask "
+    "/classify (this server moderates nothing by itself)"
+}
+
+
 class OpenAIDialect(Dialect):
     """OpenAI's API over the served model."""
 
@@ -90,7 +98,9 @@ class OpenAIDialect(Dialect):
         "/v1/unload_lora_adapter": UnloadAdapterRequest,
         "/unload_lora_adapter": UnloadAdapterRequest,
         "/v1/batches": BatchBody,
+        stored.ONE: stored.UpdateBody,
     }
+    elsewhere = _ELSEWHERE
     request_notes = body.NOTES
 
     def __init__(self, context: DialectContext) -> None:
@@ -100,6 +110,8 @@ class OpenAIDialect(Dialect):
         self._tokens = TokenTexts(context.frontend.text)
         self._peer_tokens: dict[str, TokenTexts] = {}  # of other models, once a batch has asked for one
         options = context.options or OpenAIOptions()
+        self._stored = StoredCompletions(options.completions_store_bytes)
+        self._once = Once()
         self._files = FileStore(options.files_dir, options.max_files_bytes)
         concurrency = options.batch_concurrency
         self._batches = BatchRunner(self._frontend, self._files, self._serve, self.error_body, concurrency)
@@ -116,6 +128,7 @@ class OpenAIDialect(Dialect):
         self._get(app, "/v1/models/{name:path}", self.retrieve_model, ModelBody)
 
         BatchRoutes(self._frontend, self._files, self._batches).add(app)
+        self._stored.add_routes(app)
 
     async def _close(self) -> None:
         await self._batches.close()
@@ -125,8 +138,8 @@ class OpenAIDialect(Dialect):
         """The reply to a request of a batch, by the model of this server that it names."""
         frontend, tokens = self._served_by(data)
         prepare = _BATCHED[endpoint]
-        if self._is_strict and prepare in MODELS:
-            prepare = partial(self._strictly, prepare)
+        if prepare in MODELS:
+            prepare = partial(self._known, prepare)
         call = await frontend.run_blocking(body.apply, prepare, data, frontend, caller)
         if endpoint == "/v1/embeddings":
             embeddings.check(call, frontend)
@@ -171,9 +184,13 @@ class OpenAIDialect(Dialect):
     async def create_chat_completion(self, request: Request) -> Response:
         """Answer a conversation."""
         call = await self._read(request, chat_call.read)
+        keep = None
+        if call.body.store:
+            tenant = caller_of(request).service.tenant
+            keep = partial(self._stored.put, call, metadata_of(call), tenant=tenant)
         if call.body.stream:
-            return EventStream(chat.events(call, self._frontend, self._tokens), self.error_body)
-        return await reply(request, chat.complete(call, self._frontend, self._tokens))
+            return EventStream(chat.events(call, self._frontend, self._tokens, keep), self.error_body)
+        return await reply(request, chat.complete(call, self._frontend, self._tokens, keep))
 
     async def create_completion(self, request: Request) -> Response:
         """Continue one or more prompts."""
@@ -225,15 +242,19 @@ class OpenAIDialect(Dialect):
     async def _read(self, request: Request, prepare: Prepare) -> Any:
         """What ``prepare`` makes of the body: here when it is small, else off the event loop."""
         data, caller = await body.read(request), caller_of(request)
-        if self._is_strict and prepare in MODELS:
-            prepare = partial(self._strictly, prepare)
+        if prepare in MODELS:
+            prepare = partial(self._known, prepare)
         if len(data) <= SMALL_BODY and not any(word in data for word in SLOW_WORDS):
             return body.apply(prepare, data, self._frontend, caller)
         return await unless_gone(
             request, self._frontend.run_blocking(body.apply, prepare, data, self._frontend, caller)
         )
 
-    def _strictly(self, prepare: Prepare, raw: Mapping[str, Any], frontend: Frontend, *args: Any) -> Any:
-        """``prepare``, if all fields are known."""
-        refuse_unknown(raw, [MODELS[prepare], *frontend.processor_params])
+    def _known(self, prepare: Prepare, raw: Mapping[str, Any], frontend: Frontend, *args: Any) -> Any:
+        """``prepare``, if all fields are known or need not be."""
+        models = [MODELS[prepare], *frontend.processor_params]
+        if self._is_strict:
+            refuse_unknown(raw, models)
+        else:
+            warn_unknown(raw, models, self._once)
         return prepare(raw, frontend, *args)

@@ -249,6 +249,10 @@ class ChatRequest(ChatFields, GenerateRequest):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, ranged("logprobs")] | None = None
     include_reasoning: bool | None = Field(None, description="false: thinking is left out of the reply.")
+    store: bool | None = Field(None, description="true: the reply is kept, to be listed and told again.")
+    metadata: Annotated[Any, bounded("object", "16 pairs, of those that are kept")] = Field(
+        None, description="What a stored reply is found by."
+    )
 
 
 class TokenizeRequest(ChatFields):
