@@ -38,6 +38,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "/v1/chat/completions/{completion_id}": {"metadata": {}},
     "/v1/messages": {"messages": MESSAGES, "max_tokens": 1},
     "/v1/messages/count_tokens": {"messages": MESSAGES},
+    "/v1/messages/batches": {"requests": [{"custom_id": "a", "params": {"messages": MESSAGES, "max_tokens": 1}}]},
     "/api/chat": {"messages": MESSAGES, "options": {"num_predict": 1}},
     "/completion": {"prompt": "Hi", "max_tokens": 1},
     "/infill": {"input_prefix": "Hi", "input_suffix": "there", "max_tokens": 1},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
@@ -13,12 +14,35 @@ from fwk.interfaces.parser import ParserContext
 from fwk_parsers.json.parser import JsonParser
 from fwk_parsers.think.parser import ThinkParser
 from fwk_server.anthropic.dialect import AnthropicDialect
+from fwk_server.anthropic.request import prompt_fields
 
 anthropic = lazy("anthropic")
 
 HI = [{"role": "user", "content": "Hi"}]
 TOOL = {"name": "add", "description": "Adds.", "input_schema": {"type": "object", "properties": {}}}
 TEXT = "Gr\u00fc\u00dfe 0 \U0001f642!"
+CALLED = [
+    *HI,
+    {
+        "role": "assistant",
+        "content": [
+            {"type": "thinking", "thinking": "hm", "signature": ""},
+            {"type": "tool_use", "id": "t1", "name": "add", "input": {}},
+        ],
+    },
+    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": "1"}]},
+]
+CLEAR = {"type": "clear_tool_uses_20250919"}
+THOUGHT = {"type": "clear_thinking_20251015"}
+PAST = ("BadRequestError", "nothing is cleared")
+
+
+def turns_kept(value):
+    return {"type": "thinking_turns", "value": value}
+
+
+def managed(*edits):
+    return {"context_management": {"edits": [*edits]}}
 
 
 @pytest.fixture
@@ -107,10 +131,17 @@ async def test_tokens_are_counted(sdk, frontend):
         ({"output_config": {"effort": "some"}}, "BadRequestError", "output_config.effort"),
         ({"output_config": {"format": {"type": "xml"}}}, "BadRequestError", "must be json_schema"),
         ({"extra_body": {"output_config": {"tone": "kind"}}}, "BadRequestError", "output_config.tone"),
+        ({"extra_body": managed({"type": "shorten"})}, "BadRequestError", "not 'shorten'"),
+        ({"extra_body": managed(CLEAR | {"trigger": {"type": "input_tokens", "value": 1}})}, *PAST),
+        ({"extra_body": managed(CLEAR | {"trigger": {"type": "tool_uses", "value": 0}}), "messages": CALLED}, *PAST),
         (
-            {"extra_body": {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}},
+            {"extra_body": managed(THOUGHT | {"keep": {"type": "thinking_turns", "value": 0}}), "messages": CALLED},
+            *PAST,
+        ),
+        (
+            {"extra_body": managed(CLEAR | {"trigger": {"type": "words", "value": 1}})},
             "BadRequestError",
-            "nothing is cleared",
+            "trigger.type",
         ),
     ],
 )
@@ -143,3 +174,141 @@ async def test_other_documents_are_refused(sdk, block, sentence):
     turns = [{"role": "user", "content": [{"type": "document", **block}]}]
     with pytest.raises(anthropic.BadRequestError, match=sentence):
         await sdk.messages.create(model="tiny", max_tokens=64, messages=turns)
+
+
+async def test_every_member_of_the_published_message(sdk, frontend):
+    """Those that Anthropic's API description requires; its Python types leave most of them optional."""
+    usage = {"input_tokens", "output_tokens", "cache_creation", "cache_creation_input_tokens"}
+    usage |= {"cache_read_input_tokens", "inference_geo", "output_tokens_details", "server_tool_use", "service_tier"}
+    whole = await sdk.messages.create(model="tiny", max_tokens=64, messages=HI)
+    assert usage == whole.usage.model_dump(exclude_unset=True).keys()
+    assert whole.content[0].model_dump(exclude_unset=True).keys() == {"type", "text", "citations"}
+    members = {"id", "type", "role", "model", "content", "stop_reason", "stop_sequence", "stop_details", "container"}
+    assert whole.model_dump(exclude_unset=True).keys() == members | {"usage"}
+    stream = await sdk.messages.create(model="tiny", max_tokens=64, messages=HI, stream=True)
+    events = {event.type: event.model_dump(exclude_unset=True) async for event in stream}
+    assert events["message_start"]["message"].keys() == members | {"usage"}
+    assert events["content_block_start"]["content_block"].keys() == {"type", "text", "citations"}
+    assert events["message_delta"]["delta"].keys() == {"stop_reason", "stop_sequence", "stop_details", "container"}
+    counted = usage - {"cache_creation", "inference_geo", "service_tier"}
+    assert events["message_delta"]["usage"].keys() == counted
+
+
+async def test_edits_below_their_threshold_do_nothing(sdk):
+    edits = [
+        THOUGHT | {"keep": "all"},
+        THOUGHT | {"keep": turns_kept(1)},
+        THOUGHT,
+        CLEAR,
+        CLEAR | {"trigger": {"type": "tool_uses", "value": 1}, "keep": {"type": "tool_uses", "value": 0}},
+        {"type": "compact_20260112", "trigger": {"type": "input_tokens", "value": 50_000}},
+    ]
+    asked = {"model": "tiny", "messages": CALLED, "betas": ["context-management-2025-06-27", "x"]}
+    asked["context_management"] = {"edits": edits}
+    message = await sdk.beta.messages.create(**asked, max_tokens=64)
+    assert message.context_management.applied_edits == []
+    async with sdk.beta.messages.stream(**asked, max_tokens=64) as stream:
+        assert (await stream.get_final_message()).context_management.applied_edits == []
+    counted = await sdk.beta.messages.count_tokens(**asked)
+    assert counted.context_management.original_input_tokens == counted.input_tokens
+
+
+async def test_images_of_tool_results_follow_them(sdk, frontend):
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "eA=="}}
+    told = prompt_fields(
+        {
+            "messages": [
+                *CALLED[:2],
+                {
+                    "role": "user",
+                    "content": [
+                        {
+                            "type": "tool_result",
+                            "tool_use_id": "t1",
+                            "content": [{"type": "text", "text": "a plot"}, image],
+                        },
+                        {"type": "tool_result", "tool_use_id": "t2", "content": [image]},
+                        {"type": "text", "text": "What is it?"},
+                    ],
+                },
+            ]
+        }
+    )["messages"][2:]
+    assert [(message["role"], message["content"]) for message in told[:2]] == [
+        ("tool", "a plot"),
+        ("tool", "The result is the image below."),
+    ]
+    [asked] = told[2:]
+    assert [part["type"] for part in asked["content"]] == ["image_url", "image_url", "text"]
+    turns = [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": [image]}]}]
+    with pytest.raises(anthropic.BadRequestError, match="reads text only"):
+        await sdk.messages.create(model="tiny", max_tokens=9, messages=[*CALLED[:2], *turns])
+
+
+def requests_of(*names, **fields):
+    return [
+        {"custom_id": name, "params": {"model": "tiny", "max_tokens": 64, "messages": HI} | fields} for name in names
+    ]
+
+
+async def test_message_batches(sdk, frontend):
+    batches = sdk.messages.batches
+    made = await batches.create(requests=[*requests_of("a", "b"), *requests_of("wrong", max_tokens=0)])
+    assert made.processing_status == "in_progress"
+    assert made.request_counts.processing == 3
+    async with asyncio.timeout(10):
+        while (batch := await batches.retrieve(made.id)).processing_status != "ended":
+            await asyncio.sleep(0.01)
+    anthropic.types.messages.MessageBatch.model_validate(batch.model_dump(), strict=True)
+    assert batch.request_counts.model_dump() == dict(succeeded=2, errored=1, processing=0, canceled=0, expired=0)
+    found = {line.custom_id: line.result async for line in await batches.results(made.id)}
+    assert {name: result.type for name, result in found.items()} == dict(a="succeeded", b="succeeded", wrong="errored")
+    assert found["a"].message.content[0].text == TEXT
+    assert found["a"].message.usage.service_tier == "batch"
+    assert "max_tokens" in found["wrong"].error.error.message
+    other = await batches.create(requests=requests_of("c"))
+    third = await batches.create(requests=requests_of("d"))
+    assert [batch.id async for batch in batches.list(limit=1)] == [third.id, other.id, made.id], "the newest first"
+    page = await batches.list(limit=1, before_id=made.id)
+    assert ([batch.id for batch in page.data], page.has_more) == ([other.id], True)
+    for wrong in (
+        batches.retrieve("msgbatch_none"),
+        sdk.with_options(api_key="sk-other").messages.batches.results(made.id),
+    ):
+        with pytest.raises(anthropic.NotFoundError, match="there is no message batch"):
+            await wrong
+    assert (await batches.delete(made.id)).id == made.id
+    with pytest.raises(anthropic.NotFoundError):
+        await batches.retrieve(made.id)
+
+
+async def test_a_message_batch_that_is_ended(sdk, frontend):
+    frontend.script = lambda item: [60.0]
+    batches = sdk.messages.batches
+    made = await batches.create(requests=requests_of("a", "b"))
+    with pytest.raises(anthropic.BadRequestError, match="when it has ended"):
+        await batches.delete(made.id)
+    with pytest.raises(anthropic.AnthropicError, match="results_url"):
+        await batches.results(made.id)
+    ended = await batches.cancel(made.id)
+    assert (ended.processing_status, ended.request_counts.canceled) == ("ended", 2)
+    assert ended.cancel_initiated_at is not None
+    assert {line.custom_id: line.result.type async for line in await batches.results(made.id)} == {
+        "a": "canceled",
+        "b": "canceled",
+    }
+
+
+@pytest.mark.parametrize(
+    ("requests", "said"),
+    [
+        ([], "at least 1"),
+        (requests_of("a", "a"), "is there twice"),
+        (requests_of("a b"), "letters, digits"),
+        ([{"custom_id": "a"}], "params must be an object"),
+        (requests_of("a", stream=True), "not streamed"),
+    ],
+)
+async def test_message_batches_that_are_refused(sdk, requests, said):
+    with pytest.raises(anthropic.BadRequestError, match=said):
+        await sdk.messages.batches.create(requests=requests)

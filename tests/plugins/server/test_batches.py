@@ -14,7 +14,8 @@ from tests.helpers.lazy import lazy
 from fwk.errors import EngineDead
 from fwk.interfaces.dialect import DialectContext
 from fwk.interfaces.lifecycle import PluginLifecycle, Stage
-from fwk_server.openai import OpenAIOptions, batches
+from fwk_server._common import batches
+from fwk_server.openai import OpenAIOptions
 from fwk_server.openai.dialect import OpenAIDialect
 
 openai = lazy("openai")

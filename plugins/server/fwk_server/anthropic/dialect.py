@@ -5,19 +5,26 @@ from __future__ import annotations
 import uuid
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
+from fwk.interfaces.dialect import DialectContext
+from fwk.interfaces.lifecycle import Stage
 from fwk_http.replies import ByteStream
+from fwk_server._common.batches import BatchRunner
 from fwk_server._common.caller import Caller
 from fwk_server._common.chat.budget import FIELD, can_budget
-from fwk_server._common.chat.dialect import ChatDialect, Running, told
+from fwk_server._common.chat.dialect import ChatDialect, Running, Translate, told
 from fwk_server._common.documented import EVENTS, Reply
+from fwk_server._common.files import FileStore
 from fwk_server._common.replies import json_response
 from fwk_server._common.replies import reply as replied
+from fwk_server.anthropic import AnthropicOptions, batches
+from fwk_server.anthropic.edits import check_edits
 from fwk_server.anthropic.request import CountBody, MessagesBody, chat_fields, prompt_fields
 
 if TYPE_CHECKING:
@@ -61,11 +68,45 @@ class AnthropicError(Reply):
 class AnthropicDialect(ChatDialect):
     """Anthropic's API over the served model."""
 
-    requests = {"/v1/messages": MessagesBody, "/v1/messages/count_tokens": CountBody}
+    requests = {"/v1/messages": MessagesBody, "/v1/messages/count_tokens": CountBody, batches.ALL: batches.BatchBody}
+
+    def __init__(self, context: DialectContext) -> None:
+        super().__init__(context)
+        options = context.options or AnthropicOptions()
+        self._files = FileStore(options.files_dir, options.max_files_bytes)
+        runner = BatchRunner(self.frontend, self._files, self._serve, self.error_body, options.batch_concurrency)
+        self._runner = runner
+        self._batches = batches.MessageBatches(self._files, runner)
+        context.lifecycle.on(Stage.CLOSE, self._close)
 
     def routes(self, app: FastAPI) -> None:
         self.route(app, "/v1/messages", self.messages, reply=MessageReply, error=AnthropicError, stream=EVENTS)
         self.route(app, "/v1/messages/count_tokens", self.count_tokens, reply=CountReply, error=AnthropicError)
+        self._batches.add_routes(app, self, AnthropicError)
+
+    async def _close(self) -> None:
+        await self._runner.close()
+        self._files.close()
+
+    async def _serve(self, endpoint: str, data: bytes, caller: Caller) -> dict[str, Any]:
+        """The reply to a request of a batch."""
+        served = self._served_by(orjson.loads(data).get("model"))
+        raw, running = await served.frontend.run_blocking(served._prepare, data, chat_fields, caller)
+        return await _Writer(raw, served.frontend.card.name, tier="batch").whole(running)
+
+    def _served_by(self, name: Any) -> AnthropicDialect:
+        """This dialect over the model of this server that a request of a batch names, or over its own."""
+        if not isinstance(name, str) or self.frontend.is_called(name):
+            return self
+        peer = next((peer for peer in self.frontend.peers if peer.is_called(name)), self.frontend)
+        served = copy(self)
+        served.frontend = peer
+        return served
+
+    def _prepare(self, data: bytes, translate: Translate, caller: Caller) -> tuple[Mapping[str, Any], Running]:
+        raw, running = super()._prepare(data, translate, caller)
+        check_edits(raw, len(running.call.item.prompt_token_ids))
+        return raw, running
 
     def error_body(self, status: int, message: str, param: str | None, code: str | None) -> dict[str, Any]:
         kind = _ERRORS.get(status, "invalid_request_error" if status < 500 else "api_error")
@@ -75,15 +116,17 @@ class AnthropicDialect(ChatDialect):
     async def messages(self, request: Request) -> Response:
         """Answer a conversation."""
         raw, running = await self.read(request, chat_fields)
-        writer = _Writer(raw.get("model") or self.frontend.card.name)
+        writer = _Writer(raw, self.frontend.card.name)
         if raw.get("stream"):
             return ByteStream(writer.events(running), self._last_words, media_type=EVENTS)
         return await replied(request, writer.whole(running))
 
     async def count_tokens(self, request: Request) -> Response:
         """How many tokens a conversation is for the served model."""
-        _, running = await self.read(request, prompt_fields)
-        return json_response({"input_tokens": len(running.call.item.prompt_token_ids)})
+        raw, running = await self.read(request, prompt_fields)
+        counted = len(running.call.item.prompt_token_ids)
+        managed = {"context_management": {"original_input_tokens": counted}} if raw.get("context_management") else {}
+        return json_response({"input_tokens": counted, **managed})
 
     def prepared(self, fields: Mapping[str, Any], caller: Caller) -> Running:
         """A call of OpenAI's fields. Clients send a budget to any model: where none can be kept, it is left out."""
@@ -98,8 +141,10 @@ class AnthropicDialect(ChatDialect):
 class _Writer:
     """Writes one reply."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, raw: Mapping[str, Any], name: str, tier: str = "standard") -> None:
+        self._name = raw.get("model") or name
+        self._tier = tier
+        self._managed = {"context_management": {"applied_edits": []}} if raw.get("context_management") else {}
         self._id = f"msg_{uuid.uuid4().hex[:24]}"
         self._index = -1  # of the block that is open, or was last
         self._kind = ""  # of the block that is open
@@ -115,8 +160,15 @@ class _Writer:
             "content": content,
             "stop_reason": reason,
             "stop_sequence": sequence,
-            "usage": _usage(running),
+            "stop_details": None,
+            "container": None,
+            "usage": self._usage(running),
+            **self._managed,
         }
+
+    def _usage(self, running: Running) -> dict[str, Any]:
+        nothing_cached = {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 0}
+        return {**_usage(running), "cache_creation": nothing_cached, "service_tier": self._tier, "inference_geo": None}
 
     async def whole(self, running: Running) -> dict[str, Any]:
         """The reply in one piece."""
@@ -125,7 +177,7 @@ class _Writer:
         if message.get("reasoning_content"):
             content.append({"type": "thinking", "thinking": message["reasoning_content"], "signature": ""})
         if message.get("content"):
-            content.append({"type": "text", "text": message["content"]})
+            content.append({"type": "text", "text": message["content"], "citations": None})
         content += [_tool_use(call) for call in message.get("tool_calls") or []]
         return self._message(content, running)
 
@@ -139,8 +191,8 @@ class _Writer:
         for line in self._close():
             yield line
         reason, sequence = _stop(running)
-        delta = {"stop_reason": reason, "stop_sequence": sequence}
-        yield _event("message_delta", {"delta": delta, "usage": _usage(running)})
+        delta = {"stop_reason": reason, "stop_sequence": sequence, "stop_details": None, "container": None}
+        yield _event("message_delta", {"delta": delta, "usage": _usage(running), **self._managed})
         yield _event("message_stop", {})
 
     def _added(self, added: Mapping[str, Any]) -> list[bytes]:
@@ -149,7 +201,7 @@ class _Writer:
             lines += self._block("thinking", {"type": "thinking", "thinking": "", "signature": ""})
             lines.append(self._delta({"type": "thinking_delta", "thinking": added["reasoning_content"]}))
         if added.get("content"):
-            lines += self._block("text", {"type": "text", "text": ""})
+            lines += self._block("text", {"type": "text", "text": "", "citations": None})
             lines.append(self._delta({"type": "text_delta", "text": added["content"]}))
         for call in added.get("tool_calls", ()):
             if call.get("id") is not None:
@@ -183,7 +235,8 @@ def _tool_use(call: Mapping[str, Any]) -> dict[str, Any]:
         arguments = orjson.loads(call["function"]["arguments"] or "{}")
     except orjson.JSONDecodeError:
         arguments = {}
-    return {"type": "tool_use", "id": call["id"], "name": call["function"]["name"], "input": arguments}
+    name, caller = call["function"]["name"], {"type": "direct"}
+    return {"type": "tool_use", "id": call["id"], "name": name, "input": arguments, "caller": caller}
 
 
 def _stop(running: Running) -> tuple[str | None, str | None]:
@@ -202,6 +255,8 @@ def _usage(running: Running) -> dict[str, Any]:
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": cached,
         "output_tokens": counts["completion_tokens"],
+        "output_tokens_details": {"thinking_tokens": running.answer.reasoning_tokens},
+        "server_tool_use": None,
     }
 
 

@@ -19,6 +19,9 @@ _REFUSED = ("container", "mcp_servers", "inference_geo")
 _EFFORTS = ("low", "medium", "high", "xhigh", "max")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
+_SEE_IMAGE = "The result is the image below."
+"""What a tool's result says that is an image alone."""
+
 _Objects = Annotated[list[dict[str, Any]], bounded("array", CONTEXT, items={"type": "object", "x-limit": CONTEXT})]
 _System = Annotated[str, bounded("string", CONTEXT)] | _Objects
 _Object = Annotated[dict[str, Any], bounded("object", CONTEXT)]
@@ -35,7 +38,7 @@ class CountBody(RequestFields):
     thinking: _Object | None = None
     output_config: _Object | None = Field(None, description="effort, for the chat template, and format.")
     output_format: _Object | None = Field(None, description="The older name of output_config.format.")
-    context_management: _Object | None = Field(None, description="Edits that clear nothing.")
+    context_management: _Object | None = Field(None, description="Edits whose threshold is not reached.")
 
 
 class MessagesBody(CountBody):
@@ -79,7 +82,6 @@ def prompt_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
         fields["chat_template_kwargs"] = dict.fromkeys(("enable_thinking", "thinking"), thinking != "disabled")
     for name, value in _output(body).items():
         fields[name] = {**fields.get(name, {}), **value}
-    _check_edits(body.context_management or {})
     budget = (body.thinking or {}).get("budget_tokens")
     if thinking == "enabled" and budget is not None:
         if type(budget) is not int or not 0 < budget < 2**31:
@@ -107,19 +109,6 @@ def _output(body: CountBody) -> dict[str, Any]:
         schema = want(form.get("schema"), dict, "a JSON schema", f"{where}.schema")
         fields["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
     return fields
-
-
-def _check_edits(management: Mapping[str, Any]) -> None:
-    """Agents ask for an edit that keeps all thinking; what would leave something out is refused."""
-    for name in management:
-        if name != "edits":
-            raise InvalidRequest(f"context_management.{name[:64]} is not supported", "context_management")
-    for edit in want(management.get("edits") or [], list, "an array", "context_management.edits"):
-        if not isinstance(edit, dict) or edit.get("keep") != "all":
-            raise InvalidRequest(
-                "context_management: nothing is cleared here, so keep must be 'all': send a shorter conversation",
-                "context_management",
-            )
 
 
 def _turn(turn: dict[str, Any], at: str) -> Iterator[dict[str, Any]]:
@@ -162,7 +151,7 @@ class _Blocks:
         elif kind == "tool_result" and role == "user":
             called = want(block.get("tool_use_id"), str, "a string", f"{at}.tool_use_id")
             self.results.append(
-                {"role": "tool", "tool_call_id": called, "content": _text(block.get("content") or "", f"{at}.content")}
+                {"role": "tool", "tool_call_id": called, "content": self._result(block.get("content"), f"{at}.content")}
             )
         elif kind == "image" and role == "user":
             self.images.append((len(self.texts), _image(block, at)))
@@ -175,6 +164,15 @@ class _Blocks:
         elif kind != "redacted_thinking" or role != "assistant":
             raise InvalidRequest(f"{at}: a block of type {shown(kind)} is not supported here", "messages")
 
+    def _result(self, content: Any, at: str) -> str:
+        """What a tool returned. Its images stand in the user's message that follows: chat templates show none here."""
+        if not isinstance(content, list):
+            return _text(content or "", at)
+        images = [(i, block) for i, block in enumerate(content) if isinstance(block, dict) and _is_image(block)]
+        self.images += [(len(self.texts), _image(block, f"{at}[{i}]")) for i, block in images]
+        text = _text([block for block in content if not (isinstance(block, dict) and _is_image(block))], at)
+        return text or (_SEE_IMAGE if images else "")
+
     def content(self) -> str | list[dict[str, Any]]:
         """What the user said: a text, or parts in their order where there are images."""
         if not self.images:
@@ -183,6 +181,10 @@ class _Blocks:
         for before, image in reversed(self.images):
             parts.insert(before, image)
         return parts
+
+
+def _is_image(block: Mapping[str, Any]) -> bool:
+    return block.get("type") == "image"
 
 
 def _image(block: Mapping[str, Any], at: str) -> dict[str, Any]:

@@ -30,10 +30,11 @@ Two values leave OpenAI's published schema, where OpenAI's service leaves it too
 predicts, has a null log-probability.
 """
 
-from fwk import DialectSpec, Options, hookimpl, option
+from fwk import DialectSpec, hookimpl, option
+from fwk_server._common.batch_options import BatchOptions
 
 
-class OpenAIOptions(Options):
+class OpenAIOptions(BatchOptions):
     """Options of ``dialects.openai``."""
 
     strict_requests: bool = option(
@@ -41,20 +42,8 @@ class OpenAIOptions(Options):
         "Refuse chat, completions and responses requests with a field, or a type of tool, that is neither read nor "
         "documented by a known server.",
     )
-    files_dir: str | None = option(
-        None,
-        "Folder for uploaded files and results of batches; they go when the server ends (default: the system's "
-        "temporary folder).",
-        aliases=["file-storage-path", "file-storage-pth"],
-    )
     completions_store_bytes: int = option(
         16 * 2**20, "Memory for stored chat completions; the oldest go first. 0 stores none.", ge=0, le=2**40
-    )
-    max_files_bytes: int = option(
-        2**30, "Bytes of uploaded files and results of batches that are kept; more uploads are refused.", ge=0, le=2**50
-    )
-    batch_concurrency: int = option(
-        16, "Requests of all batches that run at a time, alongside those of clients.", ge=1, le=65_536
     )
 
 

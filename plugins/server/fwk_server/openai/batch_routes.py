@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal
 
+from pydantic import ConfigDict, Field
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -15,13 +16,14 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from fwk.errors import InvalidRequest, NotServed
 from fwk.interfaces.dialect import Frontend
 from fwk_server._common import body
+from fwk_server._common.batches import Batch, BatchRunner
 from fwk_server._common.body import shown
 from fwk_server._common.caller import caller_of
 from fwk_server._common.documented import BYTES, Reply, documented
+from fwk_server._common.fields import RequestFields
+from fwk_server._common.files import FileStore, UnknownFile
 from fwk_server._common.replies import Endpoint, closed_on_disconnect, json_response
-from fwk_server.openai.batches import Batch, BatchBody, BatchRunner
 from fwk_server.openai.bodies import ErrorBody
-from fwk_server.openai.files import FileStore, UnknownFile
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -42,6 +44,21 @@ UPLOAD: dict[str, Any] = {
         }
     },
 }
+
+
+_Key = Annotated[str, Field(max_length=64)]
+_Value = Annotated[str, Field(max_length=512)]
+
+
+class BatchBody(RequestFields):
+    """``POST /v1/batches``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    input_file_id: Annotated[str, Field(max_length=128)]
+    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings"]
+    completion_window: Literal["24h"]
+    metadata: Annotated[dict[_Key, _Value], Field(max_length=16)] | None = None
 
 
 class FileReply(Reply):
@@ -162,7 +179,7 @@ class BatchRoutes:
         asked = body.validate(BatchBody, body.parse(await body.read(request)))
         caller = caller_of(request)
         file = self._store.get(asked.input_file_id, caller.service.tenant, "input_file_id")
-        return json_response(self._runner.start(asked, file, caller).body)
+        return json_response(self._runner.start(asked.endpoint, file, caller, asked.metadata).body)
 
     async def list_batches(self, request: Request) -> Response:
         """List the batches."""

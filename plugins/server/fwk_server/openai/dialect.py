@@ -15,6 +15,7 @@ from fwk import __version__
 from fwk.interfaces.dialect import Dialect, DialectContext, Frontend
 from fwk.interfaces.lifecycle import Stage
 from fwk_server._common import body, completion
+from fwk_server._common.batches import BatchRunner
 from fwk_server._common.caller import Caller, caller_of
 from fwk_server._common.chat import call as chat_call
 from fwk_server._common.chat import constraints
@@ -30,12 +31,12 @@ from fwk_server._common.chat.models import (
 from fwk_server._common.chat.other_names import refuse_unknown, warn_unknown
 from fwk_server._common.chat.served import anthropic_body
 from fwk_server._common.documented import EVENTS, Reply, documented
+from fwk_server._common.files import FileStore
 from fwk_server._common.logprobs import TokenTexts
 from fwk_server._common.once import Once
 from fwk_server._common.replies import Endpoint, EventStream, closed_on_disconnect, json_response, reply, unless_gone
 from fwk_server.openai import OpenAIOptions, adapters, chat, completions, embeddings, stored, tokens
-from fwk_server.openai.batch_routes import BatchRoutes
-from fwk_server.openai.batches import BatchBody, BatchRunner
+from fwk_server.openai.batch_routes import BatchBody, BatchRoutes
 from fwk_server.openai.bodies import (
     AdaptersBody,
     ChatBody,
@@ -48,7 +49,6 @@ from fwk_server.openai.bodies import (
     TokenizeBody,
     VersionBody,
 )
-from fwk_server.openai.files import FileStore
 from fwk_server.openai.stored import StoredCompletions, metadata_of
 
 if TYPE_CHECKING:

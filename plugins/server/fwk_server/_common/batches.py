@@ -1,4 +1,7 @@
-"""Batches: the requests of a file, run alongside others, and their replies in another file."""
+"""Batches: the requests of a file, run alongside others, and their replies in another file.
+
+Files, states and counts are those of OpenAI's API; other dialects tell of them in words of their own.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +13,17 @@ import uuid
 from collections.abc import Awaitable, Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Annotated, Any, Literal
+from typing import IO, Any
 
 import orjson
-from pydantic import ConfigDict, Field
 from starlette.exceptions import HTTPException
 
 from fwk.errors import EngineDead, InvalidRequest, NotServed, RequestFailed
 from fwk.interfaces.dialect import Frontend
 from fwk_server._common.body import shown
 from fwk_server._common.caller import Caller
-from fwk_server._common.fields import RequestFields
-from fwk_server.openai.files import FileStore, StoredFile
+from fwk_server._common.files import FileStore, StoredFile
 
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
 MAX_REQUESTS = 50_000
 MAX_BATCHES = 10_000
 """Remembered; the oldest that has ended goes first."""
@@ -42,20 +42,6 @@ log = logging.getLogger(__name__)
 ErrorBody = Callable[[int, str, str | None, str | None], dict[str, Any]]
 Serve = Callable[[str, bytes, Caller], Awaitable[dict[str, Any]]]
 """An endpoint's reply to a body."""
-
-_Key = Annotated[str, Field(max_length=64)]
-_Value = Annotated[str, Field(max_length=512)]
-
-
-class BatchBody(RequestFields):
-    """``POST /v1/batches``."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    input_file_id: Annotated[str, Field(max_length=128)]
-    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings"]
-    completion_window: Literal["24h"]
-    metadata: Annotated[dict[_Key, _Value], Field(max_length=16)] | None = None
 
 
 @dataclass(slots=True)
@@ -115,8 +101,20 @@ class BatchRunner:
         self._concurrency = concurrency
         self.batches: dict[str, Batch] = {}
 
-    def start(self, asked: BatchBody, file: StoredFile, caller: Caller) -> Batch:
-        """Begin a batch. Raises ``NotServed`` when too many are under way."""
+    def start(
+        self,
+        endpoint: str,
+        file: StoredFile,
+        caller: Caller,
+        metadata: dict[str, str] | None = None,
+        *,
+        kind: str = "batch",
+        total: int = 0,
+    ) -> Batch:
+        """Begin a batch of requests to an endpoint. Raises ``NotServed`` when too many are under way.
+
+        kind: how its id begins. total: the number of requests, where it is known before they are read.
+        """
         if len(self.batches) >= MAX_BATCHES:
             ended = next((name for name, batch in self.batches.items() if batch.has_ended), None)
             if ended is None:
@@ -124,19 +122,19 @@ class BatchRunner:
             del self.batches[ended]
         now = int(time.time())
         body: dict[str, Any] = {
-            "id": f"batch_{uuid.uuid4().hex}",
+            "id": f"{kind}_{uuid.uuid4().hex}",
             "object": "batch",
-            "endpoint": asked.endpoint,
+            "endpoint": endpoint,
             "errors": None,
             "input_file_id": file.id,
-            "completion_window": asked.completion_window,
+            "completion_window": "24h",
             "status": "validating",
             "output_file_id": None,
             "error_file_id": None,
             "created_at": now,
             "expires_at": now + int(SECONDS),
-            "request_counts": {"total": 0, "completed": 0, "failed": 0},
-            "metadata": asked.metadata,
+            "request_counts": {"total": total, "completed": 0, "failed": 0},
+            "metadata": metadata,
         }
         batch = self.batches[body["id"]] = Batch(file.tenant, body)
         batch.task = asyncio.create_task(self._run(batch, file, caller))
