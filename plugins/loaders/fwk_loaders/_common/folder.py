@@ -18,6 +18,7 @@ from fwk.interfaces.tokenizer_bounds import check_tokenizer_file
 from fwk.types import PoolingConfig
 from fwk_loaders._common.json_file import read_bytes, read_json
 from fwk_loaders._common.pooling import read_pooling
+from fwk_loaders._common.tokens import add_tokens
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -97,9 +98,11 @@ class ModelFolder:
         data = read_bytes(path, MAX_TOKENIZER_BYTES)
         check_tokenizer_file(data, path)
         try:
-            return Tokenizer.from_buffer(data)
+            tokenizer = Tokenizer.from_buffer(data)
         except Exception as error:  # the library raises bare Exception
             raise ModelLoadError(f"{path}: not a tokeniser ({error}); fetch the file again") from error
+        add_tokens(tokenizer, self.tokenizer_config(), self._optional("added_tokens.json"))
+        return tokenizer
 
     def tokenizer_config(self) -> dict[str, Any]:
         """tokenizer_config.json with special tokens as plain text, or as special_tokens_map.json alone has them."""
