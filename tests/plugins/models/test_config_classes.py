@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import types
@@ -223,6 +224,24 @@ def outcome(spec: ConfiguredSpec, architecture: str, raw: Mapping[str, Any]) -> 
         return read(spec, architecture, raw)
     except FwkError as error:
         return {"error": str(error)}
+
+
+OUTSIDE = {"Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration", "Idefics3ForConditionalGeneration",
+           "SmolVLMForConditionalGeneration"}  # fmt: skip
+"""Of these the outer config says whether the head is the embedding; of LLaVA either does, of Llama 4 the inner one."""
+
+
+def test_a_nested_config_says_in_one_place_whether_the_head_is_the_embedding(specs: dict[str, ConfiguredSpec]) -> None:
+    """As transformers' models read it (5.24): tried with models of each class, with both set to each value."""
+    for architecture in {*OUTSIDE, "LlavaForConditionalGeneration", "Llama4ForConditionalGeneration"}:
+        for outer, inner in itertools.product((None, True, False), repeat=2):
+            raw: dict[str, Any] = {"tie_word_embeddings": outer, "text_config": {"tie_word_embeddings": inner}}
+            raw |= {"vision_config": {}, "architectures": [architecture]}
+            config = ModelConfig.from_dict(specs[architecture].normalised(raw), "config.json")
+            wanted = (
+                outer if architecture in OUTSIDE else inner if architecture.startswith("Llama4") else outer or inner
+            )
+            assert config.tie_word_embeddings == bool(wanted), (architecture, outer, inner)
 
 
 def test_every_key_of_a_class_is_read_refused_or_harmless(specs: dict[str, ConfiguredSpec]) -> None:

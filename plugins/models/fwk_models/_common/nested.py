@@ -16,13 +16,17 @@ LLAMA: dict[str, Any] = {
 """What transformers' Llama has where a config does not say."""
 
 
-def language_model(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """``text_config`` with what stands around it, under the architecture's name; a config of text alone as it is."""
+def language_model(raw: Mapping[str, Any], *, ties_outside: bool) -> Mapping[str, Any]:
+    """``text_config`` with what stands around it, under the architecture's name; a config of text alone as it is.
+
+    ties_outside: it is the config around it that says whether the head is the embedding, and not the inner one.
+    """
     text = raw.get("text_config")
     if not isinstance(text, Mapping):
         return raw
-    outer = {key: raw[key] for key in ("tie_word_embeddings", "eos_token_id", "dtype") if key in raw}
-    return {**outer, **text, "architectures": raw.get("architectures")}
+    outer = {key: raw[key] for key in ("eos_token_id", "dtype") if key in raw}
+    tied = {"tie_word_embeddings": raw.get("tie_word_embeddings")} if ties_outside else {}
+    return {**outer, **text, **tied, "architectures": raw.get("architectures")}
 
 
 def llama_with_images(

@@ -26,7 +26,7 @@ class Llama4Spec(ConfiguredSpec):
     """The language model is in ``text_config``. Most layers see a chunk of the text only: one chunk is served."""
 
     def normalised(self, raw: Mapping[str, Any]) -> Mapping[str, Any]:
-        return super().normalised(language_model(raw))
+        return super().normalised(language_model(raw, ties_outside=False))
 
     def derived(self, config: Config, architecture: str) -> Config:
         if config["num_experts_per_tok"] != 1:

@@ -34,7 +34,7 @@ class Qwen35Spec(ConfiguredSpec):
     """The language model of a model that also sees is in ``text_config``."""
 
     def normalised(self, raw: Mapping[str, Any]) -> Mapping[str, Any]:
-        return super().normalised(language_model(raw))
+        return super().normalised(language_model(raw, ties_outside=True))
 
     def derived(self, config: Config, architecture: str) -> Config:
         return with_rope(with_attention_interval(config))
