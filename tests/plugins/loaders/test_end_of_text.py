@@ -15,6 +15,7 @@ from fwk.plugins import discover
 from fwk.plugins.options import build_config
 from fwk.setup.checkpoint import open_model
 from fwk_kit.testing.serving import TINY
+from fwk_loaders._common.folder import ModelFolder
 
 END = "<|im_end|>"
 SILENT = {key: value for key, value in TINY.items() if key != "eos_token_id"}
@@ -56,3 +57,12 @@ def test_tokens_that_end_an_answer(files: dict[str, dict[str, Any]], wanted: tup
     plugins = discover()
     options = {"model": str(tmp_path), "load_format": "safetensors"}
     assert open_model(build_config(plugins, options), plugins, print).eos_token_ids == wanted
+
+
+def test_fields_of_generation_that_only_config_json_has(tmp_path: Path) -> None:
+    """As checkpoints had them before there was a generation_config.json: next to one, they say nothing."""
+    (tmp_path / "config.json").write_text(json.dumps({**TINY, "repetition_penalty": 1.3, "do_sample": False}))
+    found = ModelFolder(tmp_path).generation_config()
+    assert (found["repetition_penalty"], found["do_sample"]) == (1.3, False)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"top_p": 0.5}))
+    assert ModelFolder(tmp_path).generation_config() == {"top_p": 0.5}

@@ -45,8 +45,12 @@ class ModelFolder:
         return found | {name: generation[name] for name in DECODER_STARTS if generation.get(name) is not None}
 
     def generation_config(self) -> dict[str, Any]:
-        """generation_config.json, with the tokenizer's ``eos_token`` among what ends an answer."""
-        found, token_id = self._optional("generation_config.json"), self._end_token
+        """generation_config.json, with the tokenizer's ``eos_token`` among what ends an answer.
+
+        Older checkpoints have no such file: then config.json holds its fields, as transformers reads it.
+        """
+        name, token_id = "generation_config.json", self._end_token
+        found = read_json(self.path / (name if (self.path / name).exists() else "config.json"))
         if token_id is not None:
             given = found.get("eos_token_id")
             ids = given if isinstance(given, list) else [] if given is None else [given]

@@ -48,11 +48,11 @@ class DummyCheckpoint(FolderCheckpoint):
     def generation_config(self) -> Mapping[str, Any]:
         """The folder's; else the byte tokeniser's end of turn, unless config.json has an ``eos_token_id``."""
         found = self._folder.generation_config()
-        if found or self._has_tokenizer or self._config.get("eos_token_id") is not None:
+        if self._has_tokenizer or found.get("eos_token_id", self._config.get("eos_token_id")) is not None:
             return found
         from fwk_loaders.dummy.tokenizer import END_ID  # noqa: PLC0415 - imports tokenizers
 
-        return {"eos_token_id": END_ID}
+        return {**found, "eos_token_id": END_ID}
 
     def tokenizer(self) -> Tokenizer:
         """The folder's, or one token per byte."""
