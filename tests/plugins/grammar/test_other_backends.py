@@ -74,6 +74,31 @@ def test_every_walk_through_a_grammar_makes_what_it_describes(name: str, kind: s
         assert judge(text), text
 
 
+@pytest.mark.parametrize("name", CLASSES)
+@pytest.mark.parametrize(
+    ("kind", "source", "texts", "others"),
+    [
+        ("choice", '["yes", "yesterday", "y"]', ["y", "yes", "yesterday"], ["ye", "yest", "yess"]),
+        ("regex", "[0-9]+([.][0-9]+)?", ["1", "12", "1.5", "12.25"], ["1.", ".5"]),
+        ("regex", "(a|ab|abc)d?", ["a", "ab", "abc", "ad", "abcd"], ["ac", "b"]),
+        ("json_schema", '{"type": "number"}', ["1", "-1.5", "1.5e-3"], ["1.", "1e", "-"]),
+        ("json_schema", '{"enum": [1, 1.5, 15, 152]}', ["1", "1.5", "15", "152"], ["5", "151"]),
+    ],
+)
+def test_a_text_may_go_on_where_it_may_end(
+    name: str, kind: str, source: str, texts: list[str], others: list[str]
+) -> None:
+    start = BACKENDS[name].compile(GrammarRequest(kind, source))  # type: ignore[arg-type]
+
+    def may_be(text: str) -> bool:
+        grammar = start.fork()
+        taken = [byte in allowed(grammar, VOCAB) and grammar.accept(byte) for byte in text.encode()]
+        return all(taken) and (grammar.is_finished or grammar.accept(EOS))
+
+    assert [text for text in texts if not may_be(text)] == []
+    assert [text for text in others if may_be(text)] == []
+
+
 LEAVES = st.sampled_from(
     [
         {"type": "boolean"},

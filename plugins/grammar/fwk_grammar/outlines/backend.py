@@ -22,6 +22,13 @@ MAX_MESSAGE = 300
 _UNSAFE = ['"', "\\", *map(chr, range(32)), "\x7f"]
 """Characters that JSON strings have escaped."""
 
+END_MARK = "\U0010ffff"
+"""Stands behind every text of an automaton, as a token of its own that is never sampled: a text is whole where it may
+come. outlines-core drops the transitions from a final state to one that is not (``1`` could never become ``1.5``, nor
+the choice ``yes`` ``yesterday``); with the mark, only what nothing follows is final. Its first byte begins characters
+of plane 16 alone, which is for private use: no token that has it is allowed, so that none is a part of the mark.
+"""
+
 _ODD = frozenset(f"\\{letter}" for letter in "bBAZkpP123456789")
 """Escapes that match no character, or one by a property."""
 
@@ -64,24 +71,27 @@ class OutlinesBackend(GrammarBackend):
         self._options = context.options or OutlinesOptions()
         # A model without an end token gets an id behind its last one, which is never sampled.
         self._end_id = context.eos_token_ids[0] if context.eos_token_ids else context.vocab_size
+        self._mark_id = context.vocab_size + 1
         by_bytes: dict[bytes, list[int]] = {}
         for i, piece in enumerate(context.token_bytes):
-            if piece and i not in context.special_ids and i not in context.eos_token_ids:
+            is_own = i in context.special_ids or i in context.eos_token_ids
+            if piece and not is_own and END_MARK.encode()[0] not in piece:
                 by_bytes.setdefault(bytes(piece), []).append(i)
+        by_bytes[END_MARK.encode()] = [self._mark_id]
         self._vocabulary = Vocabulary(self._end_id, by_bytes)
 
     def compile(self, request: GrammarRequest) -> Grammar:
         if request.kind == "delayed":
             return compile_delayed(self, request)
         try:
-            index = Index(self._pattern(request), self._vocabulary)
+            index = Index(f"(?:{self._pattern(request)}){END_MARK}", self._vocabulary)
         except InvalidRequest:
             raise
         except Exception as error:  # outlines-core raises exceptions of no common class
             raise InvalidRequest(f"the grammar cannot be compiled: {_sentence(error)}") from None
-        if set(index.get_allowed_tokens(index.get_initial_state()) or ()) <= {self._end_id}:
+        if set(index.get_allowed_tokens(index.get_initial_state()) or ()) <= {self._end_id, self._mark_id}:
             raise InvalidRequest("the grammar allows no output but the empty one")
-        return OutlinesGrammar(index, self._end_id, self.context.eos_token_ids)
+        return OutlinesGrammar(index, self._mark_id, self.context.eos_token_ids)
 
     def _pattern(self, request: GrammarRequest) -> str:
         if request.kind == "json_schema":
@@ -175,9 +185,9 @@ def is_json_safe(pattern: str) -> bool:
 class OutlinesGrammar(Grammar):
     """A state of the automaton, and those before it."""
 
-    def __init__(self, index: Index, end_id: int, eos_token_ids: tuple[int, ...]) -> None:
+    def __init__(self, index: Index, mark_id: int, eos_token_ids: tuple[int, ...]) -> None:
         self._index = index
-        self._end_id = end_id
+        self._mark_id = mark_id
         self._eos_token_ids = eos_token_ids
         self._states: list[int | None] = [index.get_initial_state()]  # None: an end-of-sequence token came
 
@@ -186,9 +196,8 @@ class OutlinesGrammar(Grammar):
         state = self._states[-1]
         if state is None:
             return
-        allowed: set[int] = set(self._index.get_allowed_tokens(state) or ())
-        allowed.discard(self._end_id)
-        if self._index.is_final_state(state):
+        allowed = set(self._index.get_allowed_tokens(state) or ()) - {self._mark_id}
+        if self._is_whole(state):
             allowed.update(self._eos_token_ids)
         ids = np.fromiter(allowed, np.int64, len(allowed))
         np.bitwise_or.at(row.view(np.uint32), ids // 32, np.left_shift(np.uint32(1), (ids % 32).astype(np.uint32)))
@@ -199,10 +208,10 @@ class OutlinesGrammar(Grammar):
             return False
         if token_id in self._eos_token_ids:
             following = None
-            is_allowed = self._index.is_final_state(state)
+            is_allowed = self._is_whole(state)
         else:
             following = self._index.get_next_state(state, token_id)
-            is_allowed = following is not None and token_id != self._end_id
+            is_allowed = following is not None and token_id != self._mark_id
         if is_allowed:
             self._states.append(following)
         return is_allowed
@@ -212,7 +221,7 @@ class OutlinesGrammar(Grammar):
             del self._states[-num_tokens:]
 
     def fork(self) -> OutlinesGrammar:
-        copy = OutlinesGrammar(self._index, self._end_id, self._eos_token_ids)
+        copy = OutlinesGrammar(self._index, self._mark_id, self._eos_token_ids)
         copy._states = list(self._states)
         return copy
 
@@ -221,7 +230,12 @@ class OutlinesGrammar(Grammar):
         state = self._states[-1]
         if state is None:
             return True
-        return self._index.is_final_state(state) and set(self._index.get_allowed_tokens(state) or ()) <= {self._end_id}
+        return self._is_whole(state) and set(self._index.get_allowed_tokens(state) or ()) <= {self._mark_id}
+
+    def _is_whole(self, state: int) -> bool:
+        """Whether the text up to ``state`` may end: the mark may come, and not as a part of the text."""
+        behind = self._index.get_next_state(state, self._mark_id)
+        return behind is not None and self._index.is_final_state(behind)
 
 
 def _sentence(error: Exception) -> str:
