@@ -13,9 +13,9 @@ from fwk_lora._common.peft import _config
 READ = {"r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "peft_type", "init_lora_weights", "bias"}
 SHOWN_BY_THE_TENSORS = {"target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"}
 OF_TRAINING = {
-    "auto_mapping", "base_model_name_or_path", "corda_config", "ensure_weight_tying", "eva_config", "inference_mode",
-    "loftq_config", "lora_dropout", "lora_ga_config", "megatron_config", "megatron_core", "peft_version",
-    "qalora_group_size", "revision", "runtime_config", "task_type",
+    "auto_mapping", "base_model_name_or_path", "corda_config", "ensure_weight_tying", "eva_config", "fan_in_fan_out",
+    "inference_mode", "loftq_config", "lora_dropout", "lora_ga_config", "megatron_config", "megatron_core",
+    "peft_version", "qalora_group_size", "revision", "runtime_config", "task_type",
 }  # fmt: skip
 
 

@@ -88,7 +88,6 @@ WRONG: dict[str, tuple[Edit, str]] = {
     "bias": (config(bias="all"), "trained biases are not supported"),
     "whole modules": (config(modules_to_save=["lm_head"]), "whole modules alongside the adapter"),
     "lora bias": (config(lora_bias=True), "'lora_bias' is True"),
-    "transposed": (config(fan_in_fan_out=True), "'fan_in_fan_out' is True"),
     "unknown": (config(use_new_thing=3), "'use_new_thing' is 3"),
     "pissa": (config(init_lora_weights="pissa_niter_16"), "changes the base model's weights"),
     "no rank": (config(r=None), "r must be a positive number, not None"),

@@ -32,12 +32,12 @@ MAX_MATCHING = 2**24
 
 _IGNORED = {
     "alpha_pattern", "auto_mapping", "base_model_name_or_path", "corda_config", "ensure_weight_tying", "eva_config",
-    "exclude_modules", "inference_mode", "init_lora_weights", "layers_pattern", "layers_to_transform", "loftq_config",
-    "lora_alpha", "lora_dropout", "lora_ga_config", "megatron_config", "megatron_core", "peft_type", "peft_version",
-    "qalora_group_size", "r", "rank_pattern", "revision", "runtime_config", "target_modules", "task_type",
-    "use_rslora",
+    "exclude_modules", "fan_in_fan_out", "inference_mode", "init_lora_weights", "layers_pattern",
+    "layers_to_transform", "loftq_config", "lora_alpha", "lora_dropout", "lora_ga_config", "megatron_config",
+    "megatron_core", "peft_type", "peft_version", "qalora_group_size", "r", "rank_pattern", "revision",
+    "runtime_config", "target_modules", "task_type", "use_rslora",
 }  # fmt: skip
-"""Fields that are read below, that matter in training only, or that the tensors themselves show."""
+"""Fields that are read below, that matter in training or merging only, or that the tensors themselves show."""
 
 _NAMES = {"use_dora": "DoRA", "modules_to_save": "whole modules alongside the adapter", "bias": "trained biases"}
 _KEEPS_BASE = (True, False, None, "gaussian", "eva", "orthogonal")
