@@ -265,6 +265,13 @@ def test_byte_level_tokenizer(kit):
     assert checkpoint.generation_config() == {"eos_token_id": [0, 2], "bos_token_id": 1}
 
 
+def test_the_template_for_tools_is_read(kit):
+    builder = kit.tiny()
+    builder.entries["tokenizer.chat_template.tool_use"] = kit.scalar(STRING, "with tools")
+    found = kit.open(builder).chat_template()
+    assert found.index("if tools") < found.index("with tools") < found.index("messages[0]")
+
+
 def test_sampling_may_stand_next_to_the_file(kit):
     builder = kit.tiny()
     path = kit.open(builder).path

@@ -2,8 +2,10 @@
 
 import json
 import os
+import random
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +13,8 @@ from safetensors.torch import save_file
 
 from fwk.errors import ModelLoadError
 from fwk.interfaces.loader import LoaderContext
+from fwk.text.chat_template import ChatTemplate
+from fwk_loaders._common.templates import joined
 from fwk_loaders.safetensors.loader import SafetensorsLoader
 
 TENSORS = {
@@ -240,12 +244,33 @@ def test_small_files(single: Path, write_json):
         open_folder(single)
 
 
+def rendered(source: str, tools: list[Any] | None) -> str:
+    return ChatTemplate(source, {}).render([{"role": "user", "content": "Hi"}], tools=tools)
+
+
+def check_pair(source: str, with_tools: str, default: str) -> None:
+    assert rendered(source, None) == rendered(default, None)
+    assert rendered(source, [{"name": "f"}]) == rendered(with_tools, [{"name": "f"}])
+
+
+PIECES = ["x", "\n", " ", "  {% if true %}\n y{% endif %}", "{%- set a = 1 -%}\n", "{{ tools }} ", "{# c #}\n", "\t"]
+
+
+def test_two_chat_templates_in_one_render_as_each_alone() -> None:
+    chosen = random.Random(1)
+    for _ in range(300):
+        one, two = ("".join(chosen.choices(PIECES, k=chosen.randint(1, 4))) for _ in range(2))
+        check_pair(joined(one, two), two, one)
+
+
 def test_chat_template_in_all_its_places(single: Path, write_json):
     checkpoint = open_folder(single)
     write_json(single / "chat_template.json", {"chat_template": "from json"})
     assert checkpoint.chat_template() == "from json"
     named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain"}]
     write_json(single / "tokenizer_config.json", {"chat_template": named})
+    check_pair(checkpoint.chat_template() or "", "tools", "plain")
+    write_json(single / "tokenizer_config.json", {"chat_template": named[1:]})
     assert checkpoint.chat_template() == "plain"
     write_json(single / "tokenizer_config.json", {"chat_template": named[:1]})
     assert checkpoint.chat_template() == "tools"
@@ -257,6 +282,9 @@ def test_chat_template_in_all_its_places(single: Path, write_json):
     assert checkpoint.chat_template() == "one"
     (single / "chat_template.jinja").write_text("file")
     assert checkpoint.chat_template() == "file"
+    (single / "additional_chat_templates").mkdir()
+    (single / "additional_chat_templates" / "tool_use.jinja").write_text("with tools")
+    check_pair(checkpoint.chat_template() or "", "with tools", "file")
     (single / "chat_template.jinja").write_bytes(b"\xff")
     with pytest.raises(ModelLoadError, match=r"chat_template\.jinja: not UTF-8"):
         checkpoint.chat_template()

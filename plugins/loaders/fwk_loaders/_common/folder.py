@@ -18,6 +18,7 @@ from fwk.interfaces.tokenizer_bounds import check_tokenizer_file
 from fwk.types import PoolingConfig
 from fwk_loaders._common.json_file import read_bytes, read_json
 from fwk_loaders._common.pooling import read_pooling
+from fwk_loaders._common.templates import WITH_TOOLS, joined
 from fwk_loaders._common.tokens import add_tokens
 
 if TYPE_CHECKING:
@@ -119,13 +120,14 @@ class ModelFolder:
         return config
 
     def chat_template(self) -> str | None:
-        """chat_template.jinja, else the one in tokenizer_config.json or chat_template.json."""
+        """chat_template.jinja, else the one in tokenizer_config.json or chat_template.json.
+
+        Where another one is named ``tool_use``, the two in one.
+        """
         path = self.path / "chat_template.jinja"
         if path.exists():
-            try:
-                return read_bytes(path, MAX_TEMPLATE_BYTES).decode()
-            except UnicodeDecodeError as error:
-                raise ModelLoadError(f"{path}: not UTF-8 text ({error})") from error
+            more = self.path / "additional_chat_templates" / f"{WITH_TOOLS}.jinja"
+            return joined(_template(path), _template(more) if more.exists() else None)
         for name in ("tokenizer_config.json", "chat_template.json"):
             template = self._optional(name).get("chat_template")
             if template is not None:
@@ -187,8 +189,15 @@ class FolderCheckpoint(Checkpoint):
         return self._folder.pooling()
 
 
+def _template(path: Path) -> str:
+    try:
+        return read_bytes(path, MAX_TEMPLATE_BYTES).decode()
+    except UnicodeDecodeError as error:
+        raise ModelLoadError(f"{path}: not UTF-8 text ({error})") from error
+
+
 def _pick(path: Path, template: object) -> str:
-    """``chat_template`` is one template, or a list of named ones of which ``default`` is meant."""
+    """``chat_template`` is one template, or a list of named ones: ``default``, and ``tool_use`` for tools."""
     if isinstance(template, str):
         return template
     items = template if isinstance(template, list) else []
@@ -199,4 +208,5 @@ def _pick(path: Path, template: object) -> str:
         raise ModelLoadError(
             f"{path}: chat_template has no 'default' (found: {names}); give one with --chat-template FILE"
         )
-    return found
+    with_tools = named.get(WITH_TOOLS)
+    return joined(found, with_tools if isinstance(with_tools, str) else None)

@@ -13,6 +13,7 @@ from fwk.config.files import open_regular
 from fwk.errors import ModelLoadError
 from fwk.interfaces.loader import Checkpoint, Loader, WeightSource, WeightsSummary
 from fwk_loaders._common.json_file import read_json
+from fwk_loaders._common.templates import WITH_TOOLS, joined
 from fwk_loaders.gguf.config import architecture_of, read_config, read_generation_config
 from fwk_loaders.gguf.keys import check_keys
 from fwk_loaders.gguf.metadata import Metadata
@@ -95,8 +96,9 @@ class GGUFCheckpoint(Checkpoint):
         return read_tokenizer_config(self._metadata)
 
     def chat_template(self) -> str | None:
-        """The Jinja source, when the file has one."""
-        return self._metadata.string("tokenizer.chat_template", "") or None
+        """The Jinja source, when the file has one; with the one for tools, when it has two."""
+        default, more = (self._metadata.string(f"tokenizer.chat_template{name}", "") for name in ("", f".{WITH_TOOLS}"))
+        return joined(default, more or None) if default else None
 
     def weights_summary(self) -> WeightsSummary:
         """From the header."""
