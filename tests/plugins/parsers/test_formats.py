@@ -201,16 +201,17 @@ def test_a_parser_reads_what_it_writes(name: str) -> None:
     assert "u003c" not in plain
     for seed in range(120):
         rng = random.Random(seed)
-        context = ParserContext([{"name": "f", "parameters": SCHEMA} if seed % 2 else {"name": "f"}])
+        tool = rng.choice(["f", "f", "get-it", "a.b-2"])
+        context = ParserContext([{"name": tool, "parameters": SCHEMA} if seed % 2 else {"name": tool}])
         arguments = {name_of(rng): value_of(rng) for _ in range(rng.randrange(4))}
-        text = make(context).write_call("f", arguments)
+        text = make(context).write_call(tool, arguments)
         cuts = sorted(rng.randint(0, len(text)) for _ in range(5))
         parts = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
         for pieces in ([text], parts, text):
             parser: ToolParser = make(context)
             content, _, calls = told([*map(parser.feed, pieces), parser.finish()])
             assert content == "", (seed, text)
-            assert [call for call, _ in calls] == ["f"], (seed, text)
+            assert [call for call, _ in calls] == [tool], (seed, text)
             assert is_same(json.loads(calls[0][1]), arguments), (seed, text, calls)
 
 

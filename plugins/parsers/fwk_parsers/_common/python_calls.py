@@ -1,4 +1,7 @@
-"""Calls as Python would write them: ``f(a=1, b="x")``, read without running or compiling anything."""
+"""Calls as Python would write them: ``f(a=1, b="x")``, read without running or compiling anything.
+
+Names may have hyphens (``get-weather(city-name="x")``), as those of many tools do.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ _IN_STRING = {quote: re.compile(rf"[^{quote}\\]*(?:\\.[^{quote}\\]*)*", re.DOTAL
 _TOKEN = re.compile(
     r"""\s*(?:(?P<string>[rb]{0,2}(?:"[^"\\]*(?:\\.[^"\\]*)*"|'[^'\\]*(?:\\.[^'\\]*)*'))"""
     r"|(?P<number>[-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
-    r"|(?P<word>[A-Za-z_][\w.]*)|(?P<sign>\*\*|[()\[\]{},:=])|(?P<end>\Z))",
+    r"|(?P<word>[A-Za-z_][\w.-]*)|(?P<sign>\*\*|[()\[\]{},:=])|(?P<end>\Z))",
     re.DOTALL,
 )
 _WORDS = {"True": True, "False": False, "None": None, "true": True, "false": False, "null": None}

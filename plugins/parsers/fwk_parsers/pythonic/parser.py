@@ -14,7 +14,7 @@ from fwk_parsers._common.python_calls import PythonBlock, read_python_call
 
 _MAX_NAME = 128
 _NAME = re.compile(r"[A-Za-z_][\w.-]*")
-_WORD = re.compile(r"[A-Za-z_]\w*(?:\.\w+)*", re.ASCII)
+_WORD = re.compile(r"[A-Za-z_][\w-]*(?:\.[\w-]+)*", re.ASCII)
 _FIRST_CALL = r"\s*[\[\],;][\s\[\],;]*[A-Za-z_][A-Za-z0-9_.-]*\("
 """The beginning of an answer that is calls."""
 
@@ -62,7 +62,7 @@ class PythonicParser(MarkedCalls):
     @staticmethod
     def _check_names(name: str) -> None:
         if _WORD.fullmatch(name) is None:
-            raise UnwritableSchema(f"no name in Python: {name}")
+            raise UnwritableSchema(f"no name of a call: {name}")
 
     def _frame(self) -> dict[str, str]:
         begin, end = self.brackets
@@ -75,7 +75,7 @@ class PythonicParser(MarkedCalls):
         items = list(arguments.items())
         named = list(takewhile(lambda item: _WORD.fullmatch(item[0]), items))
         values = [f"{key}={_python(value)}" for key, value in named]
-        if others := dict(items[len(named) :]):  # what is no name in Python, and all behind it
+        if others := dict(items[len(named) :]):  # what is no name, and all behind it
             values.append(f"**{others!r}")
         return f"{self.brackets[0]}{name}({', '.join(values)}){self.brackets[1]}"
 
