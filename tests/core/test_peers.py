@@ -166,6 +166,11 @@ def test_what_asks_for_nothing_that_is_not_so_is_accepted(parser: Parser) -> Non
         (["M", "--reuse-cache", "false"], "--reuse-cache false: without it --prefix-cache is radix, too"),
         (["M", "--reuse-cache", "often"], "unexpected argument 'often'"),
         (["--visual_gpu_ids", "0", "1", "2", "--model", "M"], "--visual_gpu_ids (LightLLM)"),
+        (["-tp", "2", "-ep=2", "M"], ""),
+        (["-m", "M"], "unknown option -m: neither"),
+        (["M", "--mm-processor-kwargs", "{a"], "--mm-processor-kwargs: not JSON: Expecting"),
+        (["M", "--preferred-sampling-params", "{a"], "--preferred-sampling-params: not JSON: Expecting"),
+        (["M", "--hf-overrides", "[1]"], "--json-model-override-args: must be a JSON object"),
         (["M", "--pp-size", "2", "--no-such-thing", "3"], "--pp-size (SGLang) is known but not here yet"),
     ],
 )

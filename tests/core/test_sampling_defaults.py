@@ -65,8 +65,6 @@ def test_every_field_of_a_generation_config_is_read_refused_or_harmless() -> Non
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ("{", "is not JSON"),
-        ("[]", "must be a JSON object"),
         ('{"temprature": 1}', "unknown field 'temprature'; there are temperature"),
         ('{"temperature": -1}', "temperature must be between 0 and 100, not -1"),
         ('{"top_p": "much"}', "top_p"),

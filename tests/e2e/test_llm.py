@@ -190,7 +190,7 @@ def test_a_request_nobody_can_pick_a_token_for_fails_alone(tiny_llm: Tiny) -> No
         ),
         ({"model_impl": "qwen3"}, PluginError, "it serves Qwen3ForCausalLM, Qwen3MoeForCausalLM, not LlamaFor"),
         ({"model_impl": "nonesuch"}, PluginError, "unknown model 'nonesuch'; installed: .*, transformers"),
-        ({"json_model_override_args": "{"}, ConfigError, "is not JSON"),
+        ({"json_model_override_args": "{"}, ConfigError, "not JSON"),
         ({"nonsense": 1}, ConfigError, "unknown option --nonsense"),
         (
             {"strict": True, "device": "cpu", "json_model_override_args": '{"dtype": "float16"}'},

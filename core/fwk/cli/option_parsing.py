@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import re
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -29,6 +30,8 @@ ESSENTIAL = (
 
 MAX_NAME = 42
 """Characters of a flag with its value in the short help."""
+
+_SHORT = re.compile("-[a-z]+")
 
 PREFIX = "FWK_"
 """Of variables that give options."""
@@ -192,6 +195,8 @@ def parse(parser: Parser, argv: Sequence[str]) -> tuple[argparse.Namespace, list
     left = list(argv)
     while left:
         name, equals, value = left.pop(0).partition("=")
+        if _SHORT.match(name) and (parser.option_of(f"-{name}") or foreign(f"-{name}")):
+            name = f"-{name}"  # vLLM's -tp is --tp
         if not name.startswith("--"):
             words.append(name + equals + value)
             continue

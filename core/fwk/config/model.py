@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 from pathlib import Path
 from typing import Literal
 
@@ -155,6 +156,17 @@ class ModelOptions(Options):
             hint = f" (did you mean {close[0]!r}?)" if close else ""
             raise ValueError(f"{name!r} is neither a file nor one of auto, {', '.join(INFILL_FORMATS)}{hint}")
         return name
+
+    @field_validator("mm_processor_kwargs", "json_model_override_args", "preferred_sampling_params")
+    @classmethod
+    def _is_object(cls, text: str) -> str:
+        try:
+            value = json.loads(text)
+        except ValueError as error:
+            raise ValueError(f"not JSON: {error}") from None
+        if not isinstance(value, dict):
+            raise ValueError("must be a JSON object")
+        return text
 
     @field_validator("served_model_name", mode="before")
     @classmethod

@@ -356,4 +356,5 @@ def _unknown(name: str, meanings: Mapping[str, _Meaning], plugins: PluginSet, gi
     close = difflib.get_close_matches(normal(name), list(meanings), 1)
     hint = f" (did you mean {flag(close[0])}?)" if close else ""
     broken = f"; {len(plugins.broken)} installed plugins are broken, see 'fwk plugins list'" if plugins.broken else ""
-    return f"unknown option {flag(normal(name))}{hint}: neither core nor an installed plugin has it{broken}"
+    shown = name if name[:1] == "-" != name[1:2] else flag(normal(name))  # as it is typed
+    return f"unknown option {shown}{hint}: neither core nor an installed plugin has it{broken}"

@@ -79,7 +79,7 @@ def open_model(config: Config, plugins: PluginSet, progress: Callable[[str], Non
     path = locate(config, plugins, progress)
     name, loader, reasons = _choose_loader(config, plugins, path)
     checkpoint = loader.open(path)
-    raw = {**checkpoint.config(), **_overrides(config.model.json_model_override_args)}
+    raw = {**checkpoint.config(), **json.loads(config.model.json_model_override_args)}
     check_config(raw, str(path))
     stored = checkpoint.pooling()
     spec = _model_spec(config, plugins, raw, prefers_embed=stored is not None)
@@ -172,16 +172,6 @@ def _choose_loader(config: Config, plugins: PluginSet, path: Path) -> tuple[str,
             return item.name, loader, tuple(reasons)
         refusals.append(f"{item.name}: {refusal}")
     raise ModelLoadError(f"no loader reads {path} ({'; '.join(refusals) or 'none is installed'})")
-
-
-def _overrides(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"--json-model-override-args is not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise ConfigError("--json-model-override-args must be a JSON object")
-    return cast(dict[str, Any], value)
 
 
 def _eos_ids(checkpoint: Checkpoint, model: ModelConfig, given: tuple[int, ...]) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
@@ -68,13 +68,7 @@ def _recommended(generation: Mapping[str, Any]) -> dict[str, Any]:
 
 def preferred_sampling(text: str) -> dict[str, Any]:
     """By field, those of ``--preferred-sampling-params``."""
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"--preferred-sampling-params is not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise ConfigError("--preferred-sampling-params must be a JSON object")
-    fields = cast(dict[str, Any], value)
+    fields: dict[str, Any] = json.loads(text)
     if "max_new_tokens" in fields:
         fields["max_tokens"] = fields.pop("max_new_tokens")
     unknown = next((name for name in fields if name not in _PREFERRED), None)

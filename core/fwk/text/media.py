@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -138,7 +138,7 @@ class MediaPlacer:
         text: TextTools,
         options: ModelOptions,
     ) -> None:
-        settings = {**checkpoint.processor_config(), **_kwargs(options)}
+        settings = {**checkpoint.processor_config(), **json.loads(options.mm_processor_kwargs)}
         self._processor: MultimodalProcessor = factory.build(
             item,
             MultimodalContext,
@@ -173,16 +173,6 @@ def _check(placed: Placed) -> None:
         if piece.length < 1 or piece.start < end or piece.start + piece.length > len(placed.token_ids):
             raise PluginError("the multimodal processor's media overlap, or end behind the prompt")
         end = piece.start + piece.length
-
-
-def _kwargs(options: ModelOptions) -> dict[str, Any]:
-    try:
-        value = json.loads(options.mm_processor_kwargs)
-    except ValueError as error:
-        raise ConfigError(f"--mm-processor-kwargs is not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise ConfigError("--mm-processor-kwargs must be a JSON object")
-    return cast("dict[str, Any]", value)
 
 
 def named(items: Sequence[MediaItem]) -> list[MediaItem]:
