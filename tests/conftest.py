@@ -56,6 +56,10 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
+def pytest_collection() -> None:
+    gc.disable()  # what is imported and collected stays: to look through it again and again takes seconds
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if getattr(item, "originalname", "") in SWEPT:
@@ -71,6 +75,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish() -> None:
     """What lives until the end is not looked at again: else each engine's start collects garbage for 0.6 seconds."""
+    gc.enable()
     gc.collect()
     gc.freeze()
 

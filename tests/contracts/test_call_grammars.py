@@ -18,18 +18,21 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.helpers.lazy import lazy
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from fwk.errors import InvalidRequest
 from fwk.interfaces.grammar import Grammar, GrammarContext
 from fwk.interfaces.parser import ParserContext, ToolParser
-from fwk.plugins import discover, load_object
+from fwk.plugins import load_object
 from fwk.text.vocabulary import byte_of_char
 from fwk_grammar.llguidance.backend import LLGuidanceBackend
-from fwk_grammar.xgrammar.backend import XGrammarBackend
+from fwk_kit.testing.base import installed
 from fwk_kit.testing.parsers import told
 
-PLUGINS = discover()
+xgrammar = lazy("fwk_grammar.xgrammar.backend")
+
+PLUGINS = installed()
 PARSERS = {item.name: load_object(item) for item in PLUGINS.family("tool_parsers")}
 EOS, VOCAB = 256, 288
 SAY = {"name": "say", "parameters": {"type": "object", "properties": {}}}
@@ -107,13 +110,13 @@ def check(tools: list[dict[str, Any]], calls: list[tuple[str, str]], text: str) 
         assert text
 
 
-@pytest.mark.parametrize("kind", [LLGuidanceBackend, XGrammarBackend], ids=["llguidance", "xgrammar"])
+@pytest.mark.parametrize("is_x", [False, True], ids=["llguidance", "xgrammar"])
 @pytest.mark.parametrize("has_special", [True, False], ids=["special", "text"])
 @pytest.mark.parametrize("name", sorted(PARSERS))
-def test_forced_calls_are_read_back(name: str, has_special: bool, kind: Any) -> None:
+def test_forced_calls_are_read_back(name: str, has_special: bool, is_x: bool) -> None:
     parser, tools = PARSERS[name], [WEATHER, SAY]
     special = special_of(parser, has_special)
-    compiler = backend(kind, special)
+    compiler = backend(xgrammar.XGrammarBackend if is_x else LLGuidanceBackend, special)
     ended = 0
     for is_many in (False, True):
         request = parser(ParserContext(tools)).grammar(is_many)
@@ -244,7 +247,7 @@ def tools_of_schemas(draw: Any) -> dict[str, Any]:
 def test_random_schemas_are_kept(tool: dict[str, Any], name: str, seed: int, is_x: bool) -> None:
     """Or the format says that it cannot, and the plain JSON of the fallback takes over."""
     parser, tools = PARSERS[name], [tool, SAY]
-    compiler = backend(XGrammarBackend if is_x else LLGuidanceBackend, special_of(parser, bool(seed % 2)))
+    compiler = backend(xgrammar.XGrammarBackend if is_x else LLGuidanceBackend, special_of(parser, bool(seed % 2)))
     request = parser(ParserContext(tools)).grammar(seed % 3 == 0)
     if request is None:
         return

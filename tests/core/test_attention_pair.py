@@ -27,6 +27,7 @@ from fwk.worker.attention_pair import AttentionPair
 from fwk_attention.cpu.backend import CpuBackend
 from fwk_attention.torch_sdpa.backend import TorchBackend
 from fwk_kit.testing import AttentionSuite
+from fwk_kit.testing.base import installed
 from fwk_kit.testing.batches import make_batch
 
 PROMPTS = [[1, 7, 3, 9] * 9, list(range(40, 75)), [5, 5, 6], [11] * 20]
@@ -39,7 +40,7 @@ OPTIONS: dict[str, Any] = {
     "check_blocks": True,
 }
 SAMPLING = [SamplingParams(max_tokens=n, temperature=0.0, ignore_eos=True) for n in (24, 9, 30, 6)]
-PLUGINS = discover()
+PLUGINS = installed()
 
 
 def pair_of(prefill: str, decode: str) -> AttentionPairSpec:

@@ -15,16 +15,17 @@ from fwk.cli.main import main
 from fwk.cli.option_parsing import Parser, add_option_flags
 from fwk.config import Config
 from fwk.errors import ConfigError, FwkError
-from fwk.plugins import build_config, discover, option_owners, options
+from fwk.plugins import build_config, option_owners, options
 from fwk.plugins.families import FAMILIES
 from fwk.plugins.options import called, flag, normal
 from fwk.plugins.peers import Argument, Peer, foreign, meant, peers, valued
 from fwk.plugins.selection import option_value
 from fwk_kit.cli.arguments import run as print_arguments
 from fwk_kit.cli.migrating import OF_COMMANDS, counts, page
+from fwk_kit.testing.base import installed
 
 ROOT = Path(__file__).parents[2]
-PLUGINS = discover()
+PLUGINS = installed()
 NAMES = called(PLUGINS) | OF_COMMANDS
 PEERS = {peer.product: peer for peer in peers()}
 

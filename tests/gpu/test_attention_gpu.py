@@ -9,11 +9,12 @@ import torch
 
 from fwk.interfaces.attention import AttentionContext
 from fwk.interfaces.declaration import Facts, Host
-from fwk.plugins import Registered, build, choose, discover
+from fwk.plugins import Registered, build, choose
 from fwk_kit.testing.attention_cases import STEPS, TREES, Shape, reference
+from fwk_kit.testing.base import installed
 from fwk_kit.testing.batches import block_tables, make_batch
 
-PLUGINS = discover()
+PLUGINS = installed()
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
 SHAPES = {

@@ -20,11 +20,12 @@ from fwk.errors import PluginError
 from fwk.interfaces.attention import AttentionBackend, AttentionContext, AttentionLayer, KVKind, KVSpec
 from fwk.interfaces.declaration import Facts
 from fwk.native.thread_pool import ThreadPool
-from fwk.plugins import choose, discover, load_object
+from fwk.plugins import choose, load_object
 from fwk_attention.cpu.backend import SOURCE
+from fwk_kit.testing.base import installed
 from fwk_kit.testing.batches import block_tables, make_batch
 
-PLUGINS = discover()
+PLUGINS = installed()
 
 pytestmark = pytest.mark.skipif(native.refusal() is not None, reason="no C++ compiler")
 

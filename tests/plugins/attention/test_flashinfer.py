@@ -17,13 +17,14 @@ from tests.helpers import fake_flashinfer
 from fwk.errors import PluginError
 from fwk.interfaces.attention import AttentionBackend, AttentionContext
 from fwk.interfaces.declaration import Facts, Host, Needs
-from fwk.plugins import Registered, choose, discover, find
+from fwk.plugins import Registered, choose, find
 from fwk_kit.testing import AttentionSuite
 from fwk_kit.testing import attention_cases as contract
 from fwk_kit.testing.attention_cases import DTYPES, STEPS, TREES, Cached, Shape, block_tables
+from fwk_kit.testing.base import installed
 from fwk_kit.testing.batches import make_batch
 
-PLUGINS = discover()
+PLUGINS = installed()
 FLASHINFER = find(PLUGINS, "attention", "flashinfer")
 GPU = Host("cuda", (9, 0))
 

@@ -21,7 +21,7 @@ import fwk
 from fwk import SamplingParams
 from fwk.errors import ConfigError, PluginError
 from fwk.interfaces.declaration import Facts, Host
-from fwk.plugins import choose, discover, find
+from fwk.plugins import choose, find
 from fwk.types import ForwardBatch
 from fwk_attention.triton_paged import backend, plan
 from fwk_attention.triton_paged.plan import (
@@ -35,11 +35,12 @@ from fwk_attention.triton_paged.plan import (
 )
 from fwk_attention.triton_paged.rows import FP8, decode, encode_fp8
 from fwk_kit.testing.attention_cases import STEPS, TREES, Cached, Shape, check
+from fwk_kit.testing.base import installed
 from fwk_kit.testing.batches import block_tables
 
 pytestmark = interpreted
 
-PLUGINS = discover()
+PLUGINS = installed()
 TRITON = find(PLUGINS, "attention", "triton")
 TORCH = find(PLUGINS, "attention", "torch")
 

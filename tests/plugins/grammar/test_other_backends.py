@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+from functools import cache
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -15,11 +16,10 @@ from tests.helpers.grammars import JUDGED, allowed
 from fwk import GrammarRequest
 from fwk.errors import InvalidRequest
 from fwk.interfaces.grammar import Grammar, GrammarBackend, GrammarContext
+from fwk.plugins import find, load_object
 from fwk.text.vocabulary import Vocabulary
-from fwk_grammar.llguidance.backend import LLGuidanceBackend
-from fwk_grammar.outlines.backend import OutlinesBackend
-from fwk_grammar.xgrammar.backend import XGrammarBackend
 from fwk_kit.testing import GrammarBackendSuite
+from fwk_kit.testing.base import installed
 from fwk_loaders.dummy.tokenizer import build_tokenizer
 
 VOCAB, EOS = 320, 258
@@ -27,11 +27,7 @@ KINDS = {
     "xgrammar": ["object", "schema", "regex", "choice", "gbnf", "tagged"],
     "outlines": ["regex", "choice", "tagged"],
 }
-CLASSES: dict[str, type[GrammarBackend]] = {
-    "xgrammar": XGrammarBackend,
-    "outlines": OutlinesBackend,
-    "llguidance": LLGuidanceBackend,
-}
+EVERY = (*KINDS, "llguidance")
 
 
 def context(eos: tuple[int, ...] = (EOS,)) -> GrammarContext:
@@ -41,7 +37,9 @@ def context(eos: tuple[int, ...] = (EOS,)) -> GrammarContext:
     return GrammarContext(tokenizer, [vocabulary.token_bytes(i) for i in range(VOCAB)], vocabulary.special_ids, eos)
 
 
-BACKENDS = {name: made(context()) for name, made in CLASSES.items()}
+@cache
+def built(name: str) -> GrammarBackend:
+    return load_object(find(installed(), "grammar", name))(context())
 
 
 def walk(grammar: Grammar, rng: random.Random, pieces: list[bytes], limit: int = 300) -> bytes | None:
@@ -64,7 +62,7 @@ def walk(grammar: Grammar, rng: random.Random, pieces: list[bytes], limit: int =
 
 @pytest.mark.parametrize(("name", "kind"), [(name, kind) for name, kinds in KINDS.items() for kind in kinds])
 def test_every_walk_through_a_grammar_makes_what_it_describes(name: str, kind: str) -> None:
-    backend, (request, judge) = BACKENDS[name], JUDGED[kind]
+    backend, (request, judge) = built(name), JUDGED[kind]
     start = backend.compile(request)
     pieces = list(backend.context.token_bytes)
     texts = [walk(start.fork(), random.Random(seed), pieces) for seed in range(25)]
@@ -129,11 +127,11 @@ SCHEMAS = st.recursive(
 )
 
 
-@pytest.mark.parametrize("name", CLASSES)
+@pytest.mark.parametrize("name", EVERY)
 @settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(schema=SCHEMAS, seed=st.integers(0, 1000))
 def test_random_schemas_are_obeyed_or_refused(name: str, schema: dict[str, object], seed: int) -> None:
-    backend = BACKENDS[name]
+    backend = built(name)
     try:
         grammar = backend.compile(GrammarRequest("json_schema", json.dumps(schema)))
     except InvalidRequest:
@@ -147,7 +145,7 @@ def test_random_schemas_are_obeyed_or_refused(name: str, schema: dict[str, objec
 def test_a_keyword_that_is_not_enforced_is_refused_with_the_backend_that_does(name: str) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "number", "multipleOf": 3}}}
     with pytest.raises(InvalidRequest, match=f"{name}.* does not enforce 'multipleOf'.* --grammar-backend llguidance"):
-        BACKENDS[name].compile(GrammarRequest("json_schema", json.dumps(schema)))
+        built(name).compile(GrammarRequest("json_schema", json.dumps(schema)))
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -159,15 +157,15 @@ def test_one_of_parts_must_exclude_each_other(name: str) -> None:
         return {"type": "object", "properties": {"kind": {"const": value}}, "required": ["kind"]}
 
     for parts in ([{"type": "boolean"}, {"type": "null"}], [{"enum": [1, 2]}, {"const": 3}], [kind("a"), kind("b")]):
-        BACKENDS[name].compile(one_of(*parts))
+        built(name).compile(one_of(*parts))
     for parts in ([{"type": "integer"}, {"type": "number"}], [{"enum": [1, 2]}, {"const": 2}], [kind("a"), kind("a")]):
         with pytest.raises(InvalidRequest, match="oneOf"):
-            BACKENDS[name].compile(one_of(*parts))
+            built(name).compile(one_of(*parts))
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_a_model_without_an_end_token_can_be_constrained(name: str) -> None:
-    grammar = CLASSES[name](context(())).compile(GrammarRequest("choice", '["ab"]'))
+    grammar = load_object(find(installed(), "grammar", name))(context(())).compile(GrammarRequest("choice", '["ab"]'))
     assert grammar.accept(ord("a"))
     assert grammar.accept(ord("b"))
     assert allowed(grammar, VOCAB) == set()
@@ -188,7 +186,7 @@ def test_a_model_without_an_end_token_can_be_constrained(name: str) -> None:
 )
 def test_a_wrong_grammar_is_refused_with_one_sentence(name: str, kind: str, source: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        BACKENDS[name].compile(GrammarRequest(kind, source))  # type: ignore[arg-type]
+        built(name).compile(GrammarRequest(kind, source))  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
     assert 10 < len(str(caught.value)) < 400
 
@@ -230,7 +228,7 @@ STRUCTURES = {
 )
 def test_json_follows_what_triggers_it(name: str, text: str, taken: str | None, ends: bool) -> None:
     """``taken``: how much of the text is allowed, if not all of it."""
-    grammar = BACKENDS[name].compile(GrammarRequest("structural_tag", json.dumps(STRUCTURES))).fork()
+    grammar = built(name).compile(GrammarRequest("structural_tag", json.dumps(STRUCTURES))).fork()
     accepted = "".join(itertools.takewhile(lambda char: grammar.accept(ord(char)), text))
     assert accepted == (text if taken is None else taken)
     assert grammar.accept(EOS) == ends

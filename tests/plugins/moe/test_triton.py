@@ -19,14 +19,15 @@ from fwk import SamplingParams
 from fwk.errors import ModelLoadError
 from fwk.interfaces.moe import MoEContext
 from fwk.interfaces.quant import PackedNumbers
-from fwk.plugins import discover, find
+from fwk.plugins import find
+from fwk_kit.testing.base import installed
 from fwk_kit.testing.moe import EXPERTS, HIDDEN, INNER, TOP_K, Experts, reference, routed
 from fwk_moe.triton_fused import runner
 from fwk_moe.triton_fused.matrices import Matrices
 from fwk_moe.triton_fused.runner import FEW_ROWS, MANY_ROWS, TritonRunner, tiling
 from fwk_tiles.launches import Tile
 
-PLUGINS = discover()
+PLUGINS = installed()
 TRITON = find(PLUGINS, "moe", "triton")
 CPU = torch.device("cpu")
 

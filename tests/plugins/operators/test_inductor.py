@@ -10,18 +10,21 @@ from typing import Any
 
 import pytest
 import torch
-from torch._dynamo.utils import counters
+from tests.helpers.lazy import lazy
 
 from fwk import LLM, SamplingParams
 from fwk.errors import PluginError
 from fwk.interfaces.declaration import Facts
 from fwk.interfaces.operators import OperatorContext
 from fwk.native.thread_pool import ThreadPool
-from fwk.plugins import build, choose, discover, find
+from fwk.plugins import build, choose, find
+from fwk_kit.testing.base import installed
 from fwk_kit.testing.serving import TINY
 from fwk_operators.inductor import backend, compiling
 
-PLUGINS = discover()
+dynamo = lazy("torch._dynamo.utils")
+
+PLUGINS = installed()
 GREEDY = SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True)
 LENGTHS = ([1], [3], [40], [2, 9], [5, 1, 7], [1, 30, 2, 6, 11], [4] * 8)
 
@@ -31,11 +34,11 @@ def served(folder: Path, **options: Any) -> tuple[list[list[int]], dict[str, str
     settings = {"load_format": "dummy", "max_total_tokens": 2048, "max_running_requests": 8, **options}
     tokens: list[list[int]] = []
     with LLM(str(folder), **settings) as llm:
-        before = counters["stats"]["unique_graphs"]
+        before = dynamo.counters["stats"]["unique_graphs"]
         for lengths in LENGTHS:
             prompts = [[(7 * at + length) % 90 + 1 for at in range(length)] for length in lengths]
             tokens += [done.token_ids for done in llm.generate(prompts, GREEDY)]
-        return tokens, llm.engine.info.chosen, counters["stats"]["unique_graphs"] - before
+        return tokens, llm.engine.info.chosen, dynamo.counters["stats"]["unique_graphs"] - before
 
 
 @pytest.mark.sweep
@@ -60,13 +63,13 @@ def test_compiles_before_requests_and_never_while_serving(
 
     monkeypatch.setattr(backend, "compiled", counting)
     wanted, _, _ = served(tmp_path, operator_backend="torch")
-    start = counters["stats"]["unique_graphs"]
+    start = dynamo.counters["stats"]["unique_graphs"]
     with caplog.at_level(logging.WARNING):
         found, chosen, traced = served(tmp_path, operator_backend="inductor", torch_compile_max_bs=4)
     assert found == wanted
     assert chosen["operators"] == "inductor"
     assert chosen["compiled"] == "add_rms_norm, gate, rms_norm, rotate in steps of up to 4 rows"
-    assert len(made) == counters["stats"]["unique_graphs"] - start > 0
+    assert len(made) == dynamo.counters["stats"]["unique_graphs"] - start > 0
     assert traced == 0
     assert {1, 2, 3, 4} == rows
     assert "not compiled" not in caplog.text
@@ -91,9 +94,9 @@ def test_a_call_that_was_not_rehearsed_runs_torchs(caplog: pytest.LogCaptureFixt
     operators = build(item, OperatorContext(torch.device("cpu"), torch.float32, options, ThreadPool(1)))
     operators.gate(torch.ones(2, 8), "silu")
     operators.ready()
-    before = counters["stats"]["unique_graphs"]
+    before = dynamo.counters["stats"]["unique_graphs"]
     with caplog.at_level(logging.WARNING):
         operators.gate(torch.ones(2, 12), "silu")
         operators.gate(torch.ones(2, 12), "silu")
-    assert counters["stats"]["unique_graphs"] == before
+    assert dynamo.counters["stats"]["unique_graphs"] == before
     assert caplog.text.count("gate of [rows, 12] is not compiled") == 1

@@ -15,11 +15,12 @@ from tests.helpers.pretend_cuda import JOURNAL, pretended, triton_kernels
 import fwk
 from fwk import SamplingParams
 from fwk.interfaces.operators import OperatorContext
-from fwk.plugins import build, discover, find
+from fwk.plugins import build, find
+from fwk_kit.testing.base import installed
 from fwk_kit.testing.serving import TINY
 from fwk_operators.triton_ops.backend import TritonOperators
 
-PLUGINS = discover()
+PLUGINS = installed()
 TRITON = find(PLUGINS, "operators", "triton")
 ROUNDED: dict[str, Any] = {
     "load_format": "dummy",

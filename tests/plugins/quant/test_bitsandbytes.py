@@ -20,9 +20,10 @@ from fwk import SamplingParams
 from fwk.errors import ModelLoadError, PluginError
 from fwk.interfaces.declaration import Facts
 from fwk.interfaces.quant import LinearShape, QuantContext
-from fwk.plugins import build, discover, find
+from fwk.plugins import build, find
 from fwk.plugins.selection import plugin_options
 from fwk_kit.testing import QuantizerSuite
+from fwk_kit.testing.base import installed
 from fwk_loaders.dummy.tokenizer import build_tokenizer
 
 bitsandbytes = lazy("bitsandbytes")
@@ -30,7 +31,7 @@ transformers = lazy("transformers")
 
 pytestmark = pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed")
 
-PLUGINS = discover()
+PLUGINS = installed()
 GREEDY = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True)
 PROMPTS = [[3, 9, 27, 81, 243, 11], [200, 100, 50, 25], [5] * 20]
 
