@@ -18,22 +18,31 @@ from fwk_kit.testing.attention_cases import KV_DTYPES
 CHANNELS = str(Path(__file__).parent / "heavy_channels.json")
 
 
-@pytest.mark.gate(12)
+@pytest.mark.gate(8)
 class TestTorch(AttentionSuite):
     plugin = "torch"
 
 
-@pytest.mark.gate(12)
+@pytest.mark.gate(8)
 class TestCpu(AttentionSuite):
     plugin = "cpu"
 
 
-@pytest.mark.gate(2)
+IN_SHORT = (
+    *("test_what_is_not_declared_is_refused", "test_load_names_what_the_family_asks_for", "test_random_steps"),
+    *("test_declaring_imports_nothing_heavy", "test_options_are_described_and_can_be_sent_to_another_process"),
+    *("test_sliding_window", "test_soft_cap", "test_random_trees", "test_writes_only_its_slots", "test_quantised_kv"),
+    *("test_latent", "test_move_after_a_tree"),
+)
+"""What the gate has of backends that are slow on a CPU."""
+
+
+@pytest.mark.gate(1, only=IN_SHORT)
 class TestFlex(AttentionSuite):
     plugin = "flex"
 
 
-@pytest.mark.gate(2)
+@pytest.mark.gate(1, only=IN_SHORT)
 class TestTriton(AttentionSuite):
     plugin = "triton"
 
@@ -50,7 +59,7 @@ class TestTriton(AttentionSuite):
         super().test_bits_do_not_depend_on_chunks(item, kv_dtype, dtype)
 
 
-@pytest.mark.gate(3)
+@pytest.mark.gate(2)
 class TestDoubleSparsity(AttentionSuite):
     """In full below its threshold; what it leaves out beyond: tests/plugins/attention."""
 
@@ -71,21 +80,21 @@ class TestDoubleSparsity(AttentionSuite):
         return replace(found, declaration=replace(found.declaration, options=options))
 
 
-@pytest.mark.gate(3)
+@pytest.mark.gate(1)
 class TestDoubleSparsityOfAllTokens(TestDoubleSparsity):
     """By the heaviest tokens at any length, which are all of them."""
 
     options = {**TestDoubleSparsity.options, "ds_sparse_decode_threshold": 0, "ds_heavy_token_num": 10_000}
 
 
-@pytest.mark.gate(4)
+@pytest.mark.gate(1)
 class TestFA3(AttentionSuite):
     """On a machine without a GPU only its declaration; its numbers over stand-ins: tests/plugins/attention."""
 
     plugin = "fa3"
 
 
-@pytest.mark.gate(4)
+@pytest.mark.gate(1)
 class TestFlashInfer(AttentionSuite):
     """On a machine without a GPU only its declaration; its numbers over a stand-in: tests/plugins/attention."""
 

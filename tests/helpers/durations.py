@@ -27,12 +27,17 @@ def read() -> dict[str, dict[str, float]]:
     return json.loads(TABLE.read_text())
 
 
+def file_of(item: pytest.Item) -> str:
+    """The file that collects it: of a suite of the kit, another than the one that it is written in."""
+    return item.nodeid.partition("::")[0]
+
+
 def longest_first(items: list[pytest.Item]) -> None:
     """Sort whole files: a long one begun last would keep one process busy and leave the others idle."""
     took = Counter[str]()
     for table in read().values():
         took.update(table)
-    items.sort(key=lambda item: -took[item.location[0]])
+    items.sort(key=lambda item: -took[file_of(item)])
 
 
 def of_report(path: Path) -> dict[str, float]:

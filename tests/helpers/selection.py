@@ -13,6 +13,8 @@ from itertools import combinations
 
 import pytest
 
+from tests.helpers.durations import file_of
+
 SEED = int(os.environ.get("SWEEP_SEED", "0"))
 
 
@@ -25,7 +27,7 @@ def left_to_the_sweep(items: Sequence[pytest.Item]) -> Iterator[pytest.Item]:
     """Items that repeat, over other parameters, what another item of the gate tries.
 
     - ``@pytest.mark.gate(n)``, on a test or its class: the gate tries n of its parameters, spread evenly from the
-      first to the last.
+      first to the last. On a class also ``only``: the names of the tests that the gate tries, where they are slow.
     - A product of three or more parameters: so many of its members that every two values of any two parameters
       still meet.
     """
@@ -33,10 +35,11 @@ def left_to_the_sweep(items: Sequence[pytest.Item]) -> Iterator[pytest.Item]:
     for item in items:
         if item.get_closest_marker("sweep") is None:
             tests[item.nodeid.partition("[")[0]].append(item)
-    for found in tests.values():
+    for path, found in tests.items():
         mark = found[0].get_closest_marker("gate")
         if mark is not None:
-            kept = spread(len(found), *mark.args)
+            name = path.rpartition("::")[2]
+            kept = spread(len(found), *mark.args) if name in mark.kwargs.get("only", (name,)) else set()
         elif len(found) > 8 and (places := [parameters(item) for item in found]) and len(places[0]) > 2:
             kept = set(covering(places, 2))
         else:
@@ -67,7 +70,7 @@ def outside_of_parts(items: Sequence[pytest.Item]) -> list[pytest.Item]:
     seen: Counter[str] = Counter()
     out: list[pytest.Item] = []
     for item in items:
-        name = item.location[0]
+        name = file_of(item)
         if name in wanted and item.get_closest_marker("sweep") is not None:
             places, num = wanted[name]
             if seen[name] % num not in places:
