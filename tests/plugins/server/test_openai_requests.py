@@ -2,6 +2,7 @@
 
 import json
 import math
+from itertools import product
 
 import httpx
 import pytest
@@ -21,18 +22,16 @@ COMPLETIONS = "/v1/completions"
 BODIES = {CHAT: {"messages": [{"role": "user", "content": "Hi"}]}, COMPLETIONS: {"prompt": "Hi"}}
 
 
-@pytest.mark.parametrize("name", MALFORMED)
-async def test_malformed_bodies(api, frontend, name):
-    for path in (CHAT, COMPLETIONS, "/tokenize", "/detokenize"):
+async def test_malformed_bodies(api, frontend):
+    for name, path in product(MALFORMED, (CHAT, COMPLETIONS, "/tokenize", "/detokenize")):
         error = await api.refused(path, MALFORMED[name])
-        assert len(error["message"]) < 400
+        assert len(error["message"]) < 400, (name, path)
     assert frontend.items == []
 
 
-@pytest.mark.parametrize("name", ["key twice", "Infinity", "1e400"])
-async def test_malformed_fields_are_named_where_they_can_be(api, name):
-    error = await api.refused(COMPLETIONS, MALFORMED[name])
-    assert error["param"] in ("prompt", "n")
+async def test_malformed_fields_are_named_where_they_can_be(api):
+    for name in ("key twice", "Infinity", "1e400"):
+        assert (await api.refused(COMPLETIONS, MALFORMED[name]))["param"] in ("prompt", "n"), name
 
 
 async def test_nul_in_text_is_text(api, frontend):
@@ -94,10 +93,8 @@ def _encode(body):
     return json.dumps({k: special.get(v, v) if isinstance(v, str) else v for k, v in body.items()}).encode()
 
 
-@pytest.mark.parametrize("name", INTEGERS)
-async def test_integers_at_and_past_their_limits(api, name):
-    low, high = INTEGERS[name]
-    for path in _paths(name):
+async def test_integers_at_and_past_their_limits(api):
+    for name, (low, high), path in [(field, INTEGERS[field], path) for field in INTEGERS for path in _paths(field)]:
         for value in (low, high, low + 1, high - 1, None):
             reply = await api.post(path, _encode(_body(path, name, value)))
             assert reply.status_code == 200, f"{name}={value}: {reply.text[:300]}"
@@ -109,10 +106,8 @@ async def test_integers_at_and_past_their_limits(api, name):
             assert name in error["message"]
 
 
-@pytest.mark.parametrize("name", NUMBERS)
-async def test_numbers_at_and_past_their_limits(api, name):
-    low, high = NUMBERS[name]
-    for path in _paths(name):
+async def test_numbers_at_and_past_their_limits(api):
+    for name, (low, high), path in [(field, NUMBERS[field], path) for field in NUMBERS for path in _paths(field)]:
         for value in (low, high, (low + high) / 2, None):
             reply = await api.post(path, _encode(_body(path, name, value)))
             assert reply.status_code == 200, f"{name}={value}: {reply.text[:300]}"
@@ -192,20 +187,19 @@ REFUSED_CHAT: Wrong = [
 ]
 
 
-@pytest.mark.parametrize(("fields", "param"), REFUSED + REFUSED_CHAT)
-async def test_refused_chat_requests(api, frontend, fields, param):
-    error = await api.refused(CHAT, BODIES[CHAT] | fields)
-    assert error["param"] == param, error
-    assert error["type"] == "invalid_request_error"
-    assert len(error["message"]) < 400
-    assert frontend.items == []
+async def test_refused_chat_requests(api, frontend):
+    for fields, param in REFUSED + REFUSED_CHAT:
+        error = await api.refused(CHAT, BODIES[CHAT] | fields)
+        assert (error["param"], error["type"]) == (param, "invalid_request_error"), error
+        assert len(error["message"]) < 400
+        assert frontend.items == [], fields
 
 
-@pytest.mark.parametrize(("fields", "param"), [*REFUSED, *of_completions(VOCAB_SIZE)])
-async def test_refused_completion_requests(api, frontend, fields, param):
-    error = await api.refused(COMPLETIONS, BODIES[COMPLETIONS] | fields)
-    assert error["param"] == param, error
-    assert frontend.items == []
+async def test_refused_completion_requests(api, frontend):
+    for fields, param in [*REFUSED, *of_completions(VOCAB_SIZE)]:
+        error = await api.refused(COMPLETIONS, BODIES[COMPLETIONS] | fields)
+        assert error["param"] == param, error
+        assert frontend.items == [], fields
 
 
 async def test_missing_fields_are_named(api):
@@ -328,33 +322,13 @@ async def test_hints_for_the_scheduler_come_from_headers_or_the_body(api, fronte
     assert "sk-1" not in repr(found)
 
 
-@pytest.mark.parametrize(
-    ("headers", "param"),
-    [
-        ({"x-deadline": "soon"}, "x-deadline"),
-        ({"x-deadline": "nan"}, "x-deadline"),
-        ({"x-deadline": "-1"}, "x-deadline"),
-        ({"x-priority": "1.5"}, "x-priority"),
-        ({"x-priority": "30000000000"}, "x-priority"),
-    ],
-)
-async def test_hints_that_are_wrong_are_refused(api, headers, param):
-    assert (await api.refused(CHAT, BODIES[CHAT], headers=headers))["param"] == param
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("session_id", "s" * 300),
-        ("session_id", 5),
-        ("service_tier", "t" * 300),
-        ("deadline", 0),
-        ("deadline", 1e6),
-        ("deadline", "soon"),
-    ],
-)
-async def test_fields_that_are_wrong_are_refused(api, field, value):
-    assert (await api.refused(CHAT, BODIES[CHAT] | {field: value}))["param"] == field
+async def test_hints_that_are_wrong_are_refused(api):
+    wrong = {"x-deadline": ["soon", "nan", "-1"], "x-priority": ["1.5", "30000000000"]}
+    for name, value in [(name, value) for name, values in wrong.items() for value in values]:
+        assert (await api.refused(CHAT, BODIES[CHAT], headers={name: value}))["param"] == name, value
+    fields = {"session_id": ["s" * 300, 5], "service_tier": ["t" * 300], "deadline": [0, 1e6, "soon"]}
+    for name, value in [(name, value) for name, values in fields.items() for value in values]:
+        assert (await api.refused(CHAT, BODIES[CHAT] | {name: value}))["param"] == name, value
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from itertools import product
 
 import httpx
 import huggingface_hub
@@ -298,53 +299,52 @@ async def test_fields_of_logits_processors(post, frontend):
 # Refusals and failures.
 
 
-@pytest.mark.parametrize(
-    ("parameters", "message"),
-    [
-        ({"temperature": 0}, "`temperature` must be strictly positive"),
-        ({"temperature": -1.0}, "`temperature` must be strictly positive"),
-        ({"repetition_penalty": 0.0}, "`repetition_penalty` must be strictly positive"),
-        ({"frequency_penalty": 2.5}, "`frequency_penalty` must be >= -2.0 and <= 2.0"),
-        ({"top_p": 1.0}, "`top_p` must be > 0.0 and < 1.0"),
-        ({"top_p": 0.0}, "`top_p` must be > 0.0 and < 1.0"),
-        ({"top_k": 0}, "`top_k` must be strictly positive"),
-        ({"top_n_tokens": 21}, "`top_n_tokens` must be >= 0 and <= 20. Given: 21"),
-        ({"max_new_tokens": 0}, "`max_new_tokens` must be strictly positive"),
-        ({"max_new_tokens": 2.5}, "parameters.max_new_tokens"),
-        ({"truncate": 0}, "`truncate` must be strictly positive and less than 4096. Given: 0"),
-        ({"truncate": 4096}, "`truncate` must be strictly positive and less than 4096. Given: 4096"),
-        ({"best_of": 0}, "`best_of` must be > 0 and <= 128. Given: 0"),
-        ({"best_of": 2}, "you must use sampling when `best_of` is > 1"),
-        ({"best_of": 2, "do_sample": True, "seed": 1}, "`seed` must not be set when `best_of` > 1"),
-        ({"seed": -1}, "parameters.seed"),
-        ({"seed": 2**64}, "parameters.seed"),
-        ({"stop": "a"}, "parameters.stop"),
-        ({"stop": ["a"] * 17}, "at most 16 stop strings"),
-        ({"stop": [""]}, "a stop string must have"),
-        ({"repetition_penalty": 1e9}, "repetition_penalty must be between"),
-        ({"watermark": True}, "`watermark` needs a logits processor"),
-        ({"typical_p": 0.5}, "`typical_p` needs a logits processor"),
-        ({"typical_p": 1.0}, "`typical_p` must be > 0.0 and < 1.0"),
-        ({"grammar": {"type": "xml", "value": "a"}}, "`grammar.type` must be json, json_schema or regex, not 'xml'"),
-        ({"grammar": {"type": "regex", "value": {}}}, "grammar.value must be a string"),
-        ({"grammar": {"type": "json", "value": 3}}, "grammar.value must be a JSON schema"),
-        ({"regular_constraint": "a+"}, "`regular_constraint` is no parameter of this API: give grammar"),
-        ({"guided_json": {"type": "object"}}, "`guided_json` is no parameter of this API: give grammar"),
-        ({"min_p": 0.1}, "`min_p` is no parameter of this API: /v1/completions reads it"),
-        ({"max_tokens": 3}, "`max_tokens` is no parameter of this API"),
-        ({"adapter_id": "a"}, "`adapter_id` is not supported"),
-        ({"do_sample": "yes"}, "parameters.do_sample"),
-    ],
-)
-@pytest.mark.parametrize("path", ["/generate", "/generate_stream", "/"])
-async def test_wrong_parameters(post, frontend, path, parameters, message):
-    if path == "/generate_stream" and parameters.get("best_of", 1) > 1:
-        message = "`best_of` != 1 is not supported when streaming tokens"
-    error = await post(path, status=422, **parameters)
-    assert error["error"].startswith("Input validation error: ")
-    assert message in error["error"]
-    assert error["error_type"] == "validation"
-    assert not frontend.items
+WRONG = [
+    ({"temperature": 0}, "`temperature` must be strictly positive"),
+    ({"temperature": -1.0}, "`temperature` must be strictly positive"),
+    ({"repetition_penalty": 0.0}, "`repetition_penalty` must be strictly positive"),
+    ({"frequency_penalty": 2.5}, "`frequency_penalty` must be >= -2.0 and <= 2.0"),
+    ({"top_p": 1.0}, "`top_p` must be > 0.0 and < 1.0"),
+    ({"top_p": 0.0}, "`top_p` must be > 0.0 and < 1.0"),
+    ({"top_k": 0}, "`top_k` must be strictly positive"),
+    ({"top_n_tokens": 21}, "`top_n_tokens` must be >= 0 and <= 20. Given: 21"),
+    ({"max_new_tokens": 0}, "`max_new_tokens` must be strictly positive"),
+    ({"max_new_tokens": 2.5}, "parameters.max_new_tokens"),
+    ({"truncate": 0}, "`truncate` must be strictly positive and less than 4096. Given: 0"),
+    ({"truncate": 4096}, "`truncate` must be strictly positive and less than 4096. Given: 4096"),
+    ({"best_of": 0}, "`best_of` must be > 0 and <= 128. Given: 0"),
+    ({"best_of": 2}, "you must use sampling when `best_of` is > 1"),
+    ({"best_of": 2, "do_sample": True, "seed": 1}, "`seed` must not be set when `best_of` > 1"),
+    ({"seed": -1}, "parameters.seed"),
+    ({"seed": 2**64}, "parameters.seed"),
+    ({"stop": "a"}, "parameters.stop"),
+    ({"stop": ["a"] * 17}, "at most 16 stop strings"),
+    ({"stop": [""]}, "a stop string must have"),
+    ({"repetition_penalty": 1e9}, "repetition_penalty must be between"),
+    ({"watermark": True}, "`watermark` needs a logits processor"),
+    ({"typical_p": 0.5}, "`typical_p` needs a logits processor"),
+    ({"typical_p": 1.0}, "`typical_p` must be > 0.0 and < 1.0"),
+    ({"grammar": {"type": "xml", "value": "a"}}, "`grammar.type` must be json, json_schema or regex, not 'xml'"),
+    ({"grammar": {"type": "regex", "value": {}}}, "grammar.value must be a string"),
+    ({"grammar": {"type": "json", "value": 3}}, "grammar.value must be a JSON schema"),
+    ({"regular_constraint": "a+"}, "`regular_constraint` is no parameter of this API: give grammar"),
+    ({"guided_json": {"type": "object"}}, "`guided_json` is no parameter of this API: give grammar"),
+    ({"min_p": 0.1}, "`min_p` is no parameter of this API: /v1/completions reads it"),
+    ({"max_tokens": 3}, "`max_tokens` is no parameter of this API"),
+    ({"adapter_id": "a"}, "`adapter_id` is not supported"),
+    ({"do_sample": "yes"}, "parameters.do_sample"),
+]
+
+
+async def test_wrong_parameters(post, frontend):
+    for path, (parameters, message) in product(("/generate", "/generate_stream", "/"), WRONG):
+        if path == "/generate_stream" and parameters.get("best_of", 1) > 1:
+            message = "`best_of` != 1 is not supported when streaming tokens"
+        error = await post(path, status=422, **parameters)
+        assert error["error"].startswith("Input validation error: ")
+        assert message in error["error"]
+        assert error["error_type"] == "validation"
+        assert not frontend.items, (path, parameters)
 
 
 async def test_prefill_details_are_for_whole_replies(post):
