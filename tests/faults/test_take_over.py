@@ -85,9 +85,28 @@ async def test_no_request_is_lost(spawn: Start) -> None:
     assert third.stop() == 0
 
 
-async def test_those_who_have_just_connected_are_answered(spawn: Start) -> None:
+@pytest.fixture(scope="module")
+def old(spawn: Start) -> Server:
+    """Of two tests: the second one ends it."""
+    return spawn(*SLOW)
+
+
+def test_one_that_fails_changes_nothing(spawn: Start, old: Server, tmp_path: Path) -> None:
+    """The plugins are not those of the lock: it ends before the old one is notified."""
+    lock = tmp_path / "lock.json"
+    lock.write_text(json.dumps({"fingerprint": "x", "plugins": {}}))
+    with pytest.raises(AssertionError, match="plugins-lock"):
+        spawn(*SLOW, "--port", port_of(old), "--take-over", "true", "--plugins-lock", str(lock))
+    taken = handover.take_listener(("127.0.0.1", int(port_of(old))))
+    assert taken is not None
+    taken[0].close()
+    taken[1]._connection.close()  # killed before it serves
+    old.check_invariants()
+    assert "has taken over" not in old.log
+
+
+async def test_those_who_have_just_connected_are_answered(spawn: Start, old: Server) -> None:
     """By the old server, which has accepted them, however long after the change they speak."""
-    old = spawn(*SLOW)
     head, data = raw_request({"prompt": "late", "max_tokens": 2})
     silent, halfway = await dial(old), await dial(old)
     halfway[1].write(head[:20])  # no request yet, by which the old one would be held
@@ -104,21 +123,6 @@ async def test_those_who_have_just_connected_are_answered(spawn: Start) -> None:
         await writer.wait_closed()
     assert await asyncio.to_thread(old.wait, 20) == 0
     assert new.stop() == 0
-
-
-def test_one_that_fails_changes_nothing(spawn: Start, tmp_path: Path) -> None:
-    """The plugins are not those of the lock: it ends before the old one is notified."""
-    old = spawn(*SLOW)
-    lock = tmp_path / "lock.json"
-    lock.write_text(json.dumps({"fingerprint": "x", "plugins": {}}))
-    with pytest.raises(AssertionError, match="plugins-lock"):
-        spawn(*SLOW, "--port", port_of(old), "--take-over", "true", "--plugins-lock", str(lock))
-    taken = handover.take_listener(("127.0.0.1", int(port_of(old))))
-    assert taken is not None
-    taken[0].close()
-    taken[1]._connection.close()  # killed before it serves
-    old.check_invariants()
-    assert "has taken over" not in old.log
 
 
 @pytest.mark.sweep
