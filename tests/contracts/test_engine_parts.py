@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from tests.helpers.interpreted import interpreted
 from tests.helpers.redis_server import RedisServer
 
+from fwk.plugins import Registered
 from fwk_kit.testing import (
     CacheTierSuite,
     DeviceSuite,
@@ -64,6 +65,10 @@ class TestCpuExperts(MoERunnerSuite):
 @interpreted
 class TestTritonExperts(MoERunnerSuite):
     plugin = "triton"
+
+    @pytest.mark.sweep
+    def test_serves_a_tiny_model(self, item: Registered) -> None:
+        super().test_serves_a_tiny_model(item)
 
 
 class TestTorchLoRA(LoRABackendSuite):
@@ -202,5 +207,15 @@ class TestThreaded(ExecutorSuite):
 
 
 class TestProcesses(ExecutorSuite):
+    """Two ranks of a model are in tests/e2e/test_tensor_parallel.py."""
+
     plugin = "processes"
     serve_with = {"tensor_parallel_size": 2}
+
+    @pytest.mark.sweep
+    def test_serves_a_tiny_model(self, item: Registered) -> None:
+        super().test_serves_a_tiny_model(item)
+
+    @pytest.mark.sweep
+    def test_two_engines_do_not_share(self, item: Registered) -> None:
+        super().test_two_engines_do_not_share(item)

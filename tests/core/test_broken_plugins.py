@@ -279,6 +279,7 @@ def test_a_server_is_never_half_started(install: Callable[..., Path], tmp_path: 
         server.close()
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize(
     ("step", "said"),
     [

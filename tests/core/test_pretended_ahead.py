@@ -54,7 +54,7 @@ TREES: dict[str, Any] = {**EAGER, "speculative_num_draft_tokens": 6, "speculativ
 SAMPLES_IN_TRITON = {**EAGER, "sampling_backend": "triton"}
 TWO_SEEDS = [asks(temperature=1.1, seed=3), asks(temperature=0.8, seed=4, top_k=30, top_p=0.95, min_p=0.01)]
 ASKED: dict[str, tuple[Any, dict[str, Any]]] = {
-    "captured": (asks(), {"cuda_graph_bs": (2,)}),  # the interpreter takes most of its time to capture
+    "captured": (asks(), {"cuda_graph_bs": (2,)}),
     "eager": (asks(), EAGER),
     "of adaptive depth": (asks(), {**EAGER, "speculative_adaptive": True}),
     "keys in parts": (asks(), {**EAGER, "triton_attention_split_tile_size": 16}),
@@ -179,6 +179,7 @@ class Trees:
 
 
 SLOW = (
+    "captured",  # which takes the interpreter most of the time; tests/core/test_pretended_graphs.py has captures
     *("sampled, captured", "sampled, pre-empted", "sampled alongside a penalty"),
     *(name for name in ASKED if "trees" in name and name != "trees alongside a sampled one"),
 )

@@ -109,7 +109,7 @@ def check(models: Path, monkeypatch: pytest.MonkeyPatch, asked: tuple[str, Any, 
     return steps
 
 
-@pytest.mark.gate(3)
+@pytest.mark.gate(2)
 @pytest.mark.parametrize("name", ASKED)
 def test_drafting_waits_for_nothing(models: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     steps = check(models, monkeypatch, ASKED[name])

@@ -133,7 +133,7 @@ WITH: dict[str, tuple[SamplingParams, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.gate(4)
+@pytest.mark.gate(2)
 @pytest.mark.parametrize("name", WITH)
 def test_it_goes_with(tiny_folder: Path, name: str) -> None:
     sampling, options = WITH[name]

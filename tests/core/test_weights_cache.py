@@ -65,6 +65,7 @@ def files(folder: Path) -> list[Path]:
     return sorted(folder.iterdir())
 
 
+@pytest.mark.gate(5)
 @pytest.mark.parametrize("name", list(FORMATS))
 def test_second_start_reads_no_matrix(model: Path, tmp_path: Path, read: list[str], name: str) -> None:
     folder, options = tmp_path / "cache", FORMATS[name]

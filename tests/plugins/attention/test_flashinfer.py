@@ -50,13 +50,14 @@ def over_the_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
         sys.modules.pop(f"fwk_attention.flashinfer.{name}", None)
 
 
-@pytest.mark.gate(12)
+@pytest.mark.gate(8)
 @pytest.mark.parametrize("step", STEPS.values(), ids=STEPS.keys())
 @pytest.mark.parametrize("window", [None, 1, 10])
 def test_equals_the_reference(step: tuple[list[int], list[int]], window: int | None) -> None:
     contract.check(FLASHINFER, Shape(sliding_window=window, soft_cap=5.0 if window == 10 else None), *step)
 
 
+@pytest.mark.gate(5)
 @pytest.mark.parametrize("window", [None, 2, 6])
 @pytest.mark.parametrize("tree", TREES.values(), ids=TREES.keys())
 def test_trees(tree: tuple[list[int], list[list[int] | None]], window: int | None) -> None:
@@ -65,6 +66,7 @@ def test_trees(tree: tuple[list[int], list[list[int] | None]], window: int | Non
     contract.check(FLASHINFER, Shape(sliding_window=window), pasts, num_new, parents=parents)
 
 
+@pytest.mark.gate(4)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("block_size", [1, 16, 32])
 def test_heads_and_blocks(block_size: int, dtype: str) -> None:

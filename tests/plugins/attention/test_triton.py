@@ -54,6 +54,7 @@ def as_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend, "INTERPRETED", device_sizes(32, 32, 4))
 
 
+@pytest.mark.gate(3)
 @pytest.mark.parametrize("window", [None, 7, SPLIT + 9])
 @pytest.mark.parametrize("longest", [SPLIT, SPLIT + 1, 3 * SPLIT])
 def test_tiles_of_next_tokens_are_those_of_any_step(window: int | None, longest: int) -> None:
@@ -114,6 +115,7 @@ def test_small_tiles_of_trees_and_latents() -> None:
     check(TRITON, Shape(kv_dtype="fp8_e4m3", soft_cap=3.0), [400, 33], [2, 21])
 
 
+@pytest.mark.gate(3)
 @pytest.mark.parametrize("kv_dtype", ["auto", "int8", "fp8_e4m3"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_writes_what_the_torch_backend_writes(kv_dtype: str, dtype: str) -> None:
@@ -249,6 +251,7 @@ def test_what_would_change_bits_is_noticed(monkeypatch: pytest.MonkeyPatch, brok
     assert not torch.equal(bits([40, *[1] * 8], alongside=1), bits([48]))
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("most", [1, 7, 64])
 def test_launches_of_few_parts(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
     """Each has its own places from 0 on, and together they are all tiles and joins, in order."""
@@ -269,6 +272,7 @@ def test_launches_of_few_parts(monkeypatch: pytest.MonkeyPatch, most: int) -> No
     assert whole[0] is tiles
 
 
+@pytest.mark.gate(4)
 @pytest.mark.parametrize("seed", range(10))
 def test_tiles_cover_each_key_once(seed: int) -> None:
     random = np.random.default_rng(seed)

@@ -172,6 +172,7 @@ def test_shapes_of_layers(monkeypatch: pytest.MonkeyPatch, more: dict[str, Any])
     assert num_shared(check(MIXED, **more)) > 0
 
 
+@pytest.mark.gate(2)
 @pytest.mark.parametrize("block_size", [1, 8, 24, 48])
 def test_blocks_of_other_sizes(block_size: int) -> None:
     """Ranges that begin within a block, and blocks of several ranges."""
@@ -194,6 +195,7 @@ def test_drafts_trees_and_prompts_alongside() -> None:
     assert not any(x.shared is not None for x in whole if x.rows != whole[0].rows)
 
 
+@pytest.mark.gate(2)
 @pytest.mark.parametrize("past", [61, 63, 64, 90])
 def test_lengths_that_come_late(past: int) -> None:
     """Rows of a chain of drafts share a table, which reaches past where the device finds that their sequence ends."""
@@ -220,6 +222,7 @@ def test_what_is_read() -> None:
     assert keys_read(check(apart)) == 8 * 341
 
 
+@pytest.mark.gate(4)
 @pytest.mark.parametrize("seed", range(12))
 def test_each_key_of_each_token_is_in_one_tile(seed: int) -> None:
     """Whatever is shared, (token, key) pairs and the parts that they go to are those of ``cut``."""

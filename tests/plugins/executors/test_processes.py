@@ -57,7 +57,8 @@ def pid(executor: Any, rank: int) -> int:
     return executor._ranks[rank].pid
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.gate(1)
+@pytest.mark.parametrize("size", [2, 1])
 def test_the_whole_engine_runs_on_it(make: Make, size: int) -> None:
     executor = make(size, num_blocks=18)
     assert executor.load().num_blocks == 18
@@ -167,7 +168,8 @@ def test_collectives(make: Make) -> None:
     assert executor.call("torch_group") == [expected, expected]
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.gate(1)
+@pytest.mark.parametrize("rank", [1, 0])
 def test_a_refusal_to_load_arrives_as_it_was(make: Make, rank: int) -> None:
     executor = make(faults={str(rank): {"0": "refuse"}, str(1 - rank): {"0": "wait:/nonexistent/never"}})
     with pytest.raises(ModelLoadError, match=r"^9 heads cannot be shared$"):

@@ -37,6 +37,7 @@ def matrices(seed: int, rank: int, parts: tuple[int, ...] = (0, 1, 2)) -> list[L
     return made
 
 
+@pytest.mark.gate(3)
 @interpreted
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("max_rank", [5, 40])

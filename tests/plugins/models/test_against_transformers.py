@@ -91,6 +91,7 @@ def test_unknown_ways_are_named(name: str, changes: dict[str, Any], message: str
         RunnableModel(tmp_path)
 
 
+@pytest.mark.gate(4)
 @pytest.mark.parametrize("name", RECURRENT)
 def test_a_recurrent_model_continues_from_a_kept_state(name: str, tmp_path: Path) -> None:
     """The second turn of a chat, and a prompt that leaves the first one's way."""

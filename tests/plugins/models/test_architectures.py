@@ -31,6 +31,7 @@ def test_greedy_tokens_through_the_whole_engine(kind: str, tmp_path: Path) -> No
             assert [done.token_ids for done in llm.generate(prompts, settings)] == wanted
 
 
+@pytest.mark.gate(4)
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("kind", KINDS)
 def test_ranks_together_are_the_model(kind: str, size: int, tmp_path: Path) -> None:

@@ -171,7 +171,7 @@ def test_two_ranks_together_are_the_model(kind: str, tmp_path: Path) -> None:
         close(logits[48:], wanted)
 
 
-@pytest.mark.gate(5)
+@pytest.mark.gate(3)
 @pytest.mark.parametrize(
     "options",
     [
@@ -255,6 +255,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.gate(10)
 @pytest.mark.parametrize("kind", ["t5", "bart"])
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_cannot_be_had_is_refused(what: str, kind: str, tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ def made(name: str, folder: Path) -> Any:
     return write(folder, *ARCHITECTURES[name]) if name in ARCHITECTURES else make_checkpoint(folder, name)
 
 
+@pytest.mark.gate(6)
 @pytest.mark.parametrize("name", ["qwen3_moe", "deepseek_v2", "MXFP4", *MODELS])
 def test_two_ranks_with_half_of_the_experts_each_are_the_model(name: str, tmp_path: Path) -> None:
     """Of transformers in float32; of experts that are stored one by one, each is read by one rank."""
@@ -59,6 +60,7 @@ def test_two_ranks_with_half_of_the_experts_each_are_the_model(name: str, tmp_pa
         assert model.weights.asked | model.weights.skipped >= set(model.weights.names())
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("name", ["mixtral", "gpt_oss", "deepseek_v3"])
 def test_two_groups_of_two_ranks_share_each_expert(name: str, tmp_path: Path) -> None:
     """Biases of gpt-oss are added once in a group."""

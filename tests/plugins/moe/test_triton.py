@@ -43,6 +43,7 @@ def test_never_chosen_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     check_never_chosen_by_itself(PLUGINS, "moe", monkeypatch)
 
 
+@pytest.mark.gate(3)
 @interpreted
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("num_tokens", [1, 5, 70])
@@ -101,7 +102,7 @@ PACKED = [
 PACKED += [("int4", 4, True, 1), ("e4m3", 1, False, 1), ("e4m3", 2, False, 16)]
 
 
-@pytest.mark.gate(5)
+@pytest.mark.gate(3)
 @interpreted
 @pytest.mark.parametrize("step", [8, 32])  # of int4, the former divides half a row, the latter does not
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -190,6 +191,7 @@ def test_experts_packed_in_another_form_are_refused() -> None:
         found.load(experts)
 
 
+@pytest.mark.gate(4)
 @interpreted
 @pytest.mark.parametrize("rows", [16, 64])
 @pytest.mark.parametrize("num_tokens", [1, 3, 40, 700])

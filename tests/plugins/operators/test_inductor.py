@@ -88,6 +88,7 @@ def test_never_chosen_by_itself() -> None:
     assert chosen.name != "inductor"
 
 
+@pytest.mark.sweep
 def test_a_call_that_was_not_rehearsed_runs_torchs(caplog: pytest.LogCaptureFixture) -> None:
     item = find(PLUGINS, "operators", "inductor")
     options = item.declaration.options(torch_compile_max_bs=4)

@@ -75,7 +75,7 @@ PRODUCTS = [(name, dtype) for name in EVERY for dtype in DTYPES if dtype == torc
 """In 16 bits, weights quantised while loading are rounded before: the next test."""
 
 
-@pytest.mark.gate(45)
+@pytest.mark.gate(30)
 @pytest.mark.parametrize("num_tokens", [1, 40])
 @pytest.mark.parametrize(("name", "dtype"), PRODUCTS)
 def test_products_of_fused_layers(name: str, dtype: torch.dtype, num_tokens: int, twins: Any) -> None:
@@ -117,7 +117,7 @@ def rounding(name: str, activations: str) -> dict[str, dict[str, object]]:
     return {} if method == "fp8" else {f"quant.{method}": {f"{method}_activations": activations}}
 
 
-@pytest.mark.gate(24)
+@pytest.mark.gate(12)
 @pytest.mark.skipif(native.refusal() is not None, reason="no C++ compiler")
 @pytest.mark.parametrize("num_tokens", [1, 40])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -153,7 +153,7 @@ def test_rounding_that_cannot_be_had_is_refused(name: str, twins: Any, monkeypat
     QKVLinear(context(made, dtype=torch.bfloat16), ATTENTION)(random(1, made_hidden(made), dtype=torch.bfloat16))
 
 
-@pytest.mark.gate(13)
+@pytest.mark.gate(7)
 @pytest.mark.parametrize("name", EVERY)
 def test_bias_is_added_once(name: str, twins: Any) -> None:
     made = twins(name)
@@ -178,7 +178,7 @@ def test_parts_of_several_formats_get_their_own_piece_of_the_bias(twins: Any) ->
     torch.testing.assert_close(with_bias, layer(x) + bias)
 
 
-@pytest.mark.gate(13)
+@pytest.mark.gate(7)
 @pytest.mark.parametrize("name", EVERY)
 def test_two_ranks_make_up_the_whole(name: str, twins: Any) -> None:
     made = twins(name)
@@ -286,7 +286,7 @@ BYTES_PER_VALUE |= {"IQ4_NL": 34 / 32, "IQ4_XS": 1 + 1 / 32 + 2 / 256, "MXFP4": 
 BYTES_PER_VALUE |= {"fp4": 6 / 8 + 4 / 16, "fp4-compressed-mx": 5 / 8 + 2 / 32}
 
 
-@pytest.mark.gate(13)
+@pytest.mark.gate(7)
 @pytest.mark.parametrize("name", EVERY)
 def test_weights_stay_packed(name: str, twins: Any) -> None:
     """Scales and zeros come on top: at most 16 bits each per 32 values, 0.125 bytes a value."""
@@ -305,7 +305,7 @@ def test_weights_stay_packed(name: str, twins: Any) -> None:
     assert least <= held(layer.weights) / (inner * hidden) <= least + room
 
 
-@pytest.mark.gate(13)
+@pytest.mark.gate(7)
 @pytest.mark.parametrize("name", EVERY)
 def test_few_rows_are_unpacked_at_a_time(name: str, twins: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     made = twins(name)

@@ -234,7 +234,7 @@ def test_numbers_are_uniform_and_neighbours_unrelated(along: str) -> None:
     assert 0.0 < numbers.min() < numbers.max() < 1.0
 
 
-@pytest.mark.gate(30)
+@pytest.mark.gate(16)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("kind", [TorchSampler, needs_compiler(CpuSampler)])
 @pytest.mark.parametrize("vocab_size", [1, 31, 32, 33, 1000, 8192, 20_001])

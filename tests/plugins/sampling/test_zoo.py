@@ -22,7 +22,7 @@ from fwk_sampling.zoo.watermark import Watermark, favoured
 from fwk_sampling.zoo.xtc import Xtc
 
 VOCAB = 47
-ROUNDS, ROWS = 250, 40  # 10,000 rows for each processor
+ROUNDS, ROWS = 60, 40  # 2,400 rows for each processor
 
 
 def softmax(row: np.ndarray) -> np.ndarray:
@@ -264,7 +264,7 @@ def test_mirostat_is_that_of_the_paper_and_steers_to_its_surprise(
 ) -> None:
     generator = np.random.default_rng(version)
     wrong = 0
-    for sequence, (tau, temperature) in enumerate([(1.0, 1.0), (2.0, 0.7), (3.0, 1.5), (2.5, 1.0)] * 10):
+    for sequence, (tau, temperature) in enumerate([(1.0, 1.0), (2.0, 0.7), (3.0, 1.5), (2.5, 1.0)] * 2):
         extra = {"mirostat": version, "mirostat_tau": tau, "mirostat_eta": 0.1}
         processor = Mirostat(make_context(VOCAB))
         assert processor.add(5, SamplingParams(temperature=temperature, extra=extra))
@@ -282,7 +282,7 @@ def test_mirostat_is_that_of_the_paper_and_steers_to_its_surprise(
             text.append(token)
         assert processor._states[5].bound == pytest.approx(reference.mu, abs=1e-3), sequence
         assert np.mean(surprises[50:]) == pytest.approx(tau, abs=0.2)
-    assert wrong <= 4  # of 10,000 rows: a token at the very edge
+    assert wrong <= 2  # of 2,000 rows: a token at the very edge
 
 
 def test_mirostat_follows_drafts_and_comes_back_after_a_pre_emption(make_context: Any, make_view: Any) -> None:

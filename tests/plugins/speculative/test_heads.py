@@ -267,6 +267,7 @@ def test_output_is_the_plain_one(save: Callable[[Path], Path], width: int, targe
         assert (stats.num_running, stats.num_held_blocks) == (0, 0)
 
 
+@pytest.mark.gate(2)
 @pytest.mark.parametrize("width", [1, 2])
 @pytest.mark.parametrize("is_converted", [False, True])
 def test_medusas_heads_read_the_newest_state(
