@@ -118,6 +118,7 @@ def test_each_tokens_experts_are_written(
     assert found["expert_ids"].long().sort(-1).values.tolist() == expected.tolist()
 
 
+@pytest.mark.sweep
 def test_a_record_by_step_keeps_the_latest(
     checkpoint: tuple[Path, transformers.PreTrainedModel], begin: Begin, tmp_path: Path
 ) -> None:

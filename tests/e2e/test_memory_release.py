@@ -27,7 +27,10 @@ def is_sleeping(server: Server) -> bool:
     return httpx.get(f"{server.url}/is_sleeping", headers=ADMIN, verify=NO_TLS).json()["is_sleeping"]
 
 
-@pytest.fixture(scope="module", params=[[], ["--data-parallel-size", "2"]], ids=["one engine", "two"])
+TWO = pytest.param(["--data-parallel-size", "2"], marks=pytest.mark.sweep)
+
+
+@pytest.fixture(scope="module", params=[[], TWO], ids=["one engine", "two"])
 def server(spawn: Start, request: pytest.FixtureRequest) -> Server:
     return spawn("--enable-memory-saver", "--admin-api-key", "admin-key", *request.param)
 
@@ -85,6 +88,7 @@ def test_what_is_asked_wrongly_is_refused(server: Server, path: str, body: Any, 
     assert server.health() == 200
 
 
+@pytest.mark.sweep
 def test_without_the_option_there_are_no_such_routes(spawn: Start) -> None:
     without = spawn("--admin-api-key", "admin-key")
     post(without, "/release_memory_occupation", None, 404)

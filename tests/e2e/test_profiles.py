@@ -38,7 +38,7 @@ def steps_in(path: Path) -> list[str]:
 pytestmark = pytest.mark.gate(1)
 
 
-@pytest.fixture(scope="module", params=["ranks of replicas", "alone"])
+@pytest.fixture(scope="module", params=["alone", "ranks of replicas"])
 def server(spawn: Start, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Server:
     """With a folder for profiles, ``folder``."""
     folder = tmp_path_factory.mktemp("profiles")

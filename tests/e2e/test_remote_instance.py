@@ -223,6 +223,7 @@ def test_another_model_is_refused(seed: Server, model: Path, tmp_path: Path) -> 
         llm.update_weights(str(wider), "remote_instance")
 
 
+@pytest.mark.sweep  # that a receiver gives none out is above
 def test_a_server_of_dummy_weights_gives_none_out(spawn: Start) -> None:
     server = spawn("--admin-api-key", KEY)
     reply = httpx.get(f"{server.url}/remote_instance_weights", headers=ADMIN, verify=NO_TLS)

@@ -200,7 +200,7 @@ def test_nothing_of_the_rig_is_installed() -> None:
 
 
 @pytest.mark.gate(1)
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 async def test_a_signal_ends_it_well(spawn: Start, number: signal.Signals) -> None:
     if signal.getsignal(number) is signal.SIG_IGN:
         pytest.skip("the signal is ignored here, as below nohup, and by the server then too")

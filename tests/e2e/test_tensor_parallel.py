@@ -45,6 +45,7 @@ def small_pool(tiny_llm: Tiny) -> fwk.LLM:
     return tiny_llm(tensor_parallel_size=2, **SMALL)
 
 
+@pytest.mark.gate(2)
 @pytest.mark.parametrize(
     ("settings", "n"),
     [
@@ -73,6 +74,7 @@ def test_a_prefix_found_in_the_cache_says_the_same(tiny_llm: Tiny, small_pool: f
     assert first.token_ids == expected.token_ids
 
 
+@pytest.mark.sweep
 def test_ranks_that_share_a_head_of_keys_and_values(tiny_llm: Tiny) -> None:
     override = json.dumps({"num_key_value_heads": 1, "vocab_size": 321, "tie_word_embeddings": True})
     one = tiny_llm(json_model_override_args=override)
@@ -83,10 +85,11 @@ def test_ranks_that_share_a_head_of_keys_and_values(tiny_llm: Tiny) -> None:
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        (
+        pytest.param(
             {"tensor_parallel_size": 3},
             ModelLoadError,
             r"q_proj: 4 heads cannot be shared by 3 ranks; choose a",
+            marks=pytest.mark.sweep,  # the sentence: tests/core/layers/test_linear.py; its way: test_processes.py
         ),
         (
             {"tensor_parallel_size": 2, "executor": "inprocess"},

@@ -84,7 +84,7 @@ def fresh(path: Path, **options: Any) -> list[list[int]]:
         return ids(llm)
 
 
-@pytest.mark.gate(2)
+@pytest.mark.gate(1)
 @pytest.mark.parametrize(
     ("kind", "changes", "options"),
     [
@@ -317,7 +317,8 @@ def test_a_server_takes_other_weights(server: Server, pair: Pair, tmp_path: Path
     assert served(server) == before
 
 
-@pytest.mark.parametrize("aborts", [False, True])
+@pytest.mark.gate(1)
+@pytest.mark.parametrize("aborts", [True, False])
 async def test_requests_end_or_are_aborted_and_those_that_come_wait(server: Server, pair: Pair, aborts: bool) -> None:
     first, second = pair()
     wanted = fresh(second)

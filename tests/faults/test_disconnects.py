@@ -163,6 +163,7 @@ async def test_aborted_twice(fake: Server) -> None:
     fake.check_invariants()
 
 
+@pytest.mark.sweep
 async def test_one_choice_ends_and_the_others_go_on(tiny: Server) -> None:
     """A stop string aborts one sequence of a request in the engine: its siblings must not notice."""
     body = {"prompt": "siblings", "max_tokens": 60, "n": 4, "temperature": 1.0, "seed": 9, "ignore_eos": True}
@@ -181,6 +182,7 @@ async def test_one_choice_ends_and_the_others_go_on(tiny: Server) -> None:
     tiny.check_invariants()
 
 
+@pytest.mark.sweep
 async def test_one_client_many_times(tiny: Server) -> None:
     """The same prompt over and over, given up a little later each time: the prefix cache keeps its books."""
     body = {"prompt": "again and again " * 20, "max_tokens": LONG, "stream": True}

@@ -21,7 +21,7 @@ SLOW = (*FAKE, "--fake-step-ms", "20")
 NUM_STREAMS = 32
 
 
-@pytest.mark.gate(1)
+@pytest.mark.sweep
 @pytest.mark.parametrize("kind", ["fake", "tiny"])
 def test_killed_while_idle(spawn: Start, kind: str) -> None:
     server = spawn(*(SLOW if kind == "fake" else ()))
@@ -59,6 +59,7 @@ async def test_killed_under_streams(spawn: Start, number: signal.Signals) -> Non
     check_ended(server)
 
 
+@pytest.mark.sweep
 async def test_exit_in_a_step(spawn: Start) -> None:
     server = spawn(*SLOW)
     async with connect(server) as client:

@@ -55,6 +55,7 @@ async def test_a_draining_server_finishes_what_it_took(spawn: Start) -> None:
     assert not server.leftovers
 
 
+@pytest.mark.sweep
 async def test_a_second_signal_ends_it_at_once(spawn: Start) -> None:
     server = spawn(*SLOW, "--shutdown-timeout", "600")
     async with connect(server) as client:

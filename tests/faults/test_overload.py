@@ -63,6 +63,7 @@ async def test_a_full_queue_refuses_at_once(spawn: Start) -> None:
     server.check_invariants()
 
 
+@pytest.mark.sweep
 async def test_served_and_refused_are_all(spawn: Start) -> None:
     """2,000 requests at once: each is answered, with tokens or with 429."""
     server = spawn(*FAKE, "--max-queued-requests", "64", "--concurrency-limit", "256")

@@ -52,6 +52,7 @@ async def beside_neighbours(client: Client, *bad: dict[str, Any]) -> tuple[list[
     return results[:half] + results[end:], [ids for (ids,) in results[half:end]]
 
 
+@pytest.mark.gate(6)
 @pytest.mark.parametrize("prompt", ["short", "l" * 5 * CHUNK])
 @pytest.mark.parametrize("fault", ["add:1", "apply:1", "apply:2", "apply:17", "memory:5"])
 async def test_a_processor_fails_the_request_that_asked(
@@ -104,7 +105,8 @@ async def test_an_observer_that_raises_is_told_nothing_more(
     assert faulty.log.count(f"observer observers.faulty_{call} raised") == 1
 
 
-@pytest.mark.parametrize("turn", [1, 9])
+@pytest.mark.gate(1)
+@pytest.mark.parametrize("turn", [9, 1])
 async def test_a_detokeniser_that_raises_fails_its_request(
     faulty: Server, expected: list[list[int]], turn: int
 ) -> None:

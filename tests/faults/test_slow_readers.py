@@ -65,6 +65,7 @@ async def test_a_paused_request_ends_with_its_client(tiny: Server) -> None:
     await asyncio.to_thread(tiny.check_invariants)
 
 
+@pytest.mark.sweep
 async def test_four_readers_that_do_not_read_take_little_memory(tiny: Server) -> None:
     """An attack that took 87 to 1,199 MB: many sequences, each token with the scores of twenty others."""
     body = BODY | {"n": 64, "max_tokens": 400, "stream": True}

@@ -20,9 +20,10 @@ FLAGS = {
     "tiny": ("--max-total-tokens", str(POOL)),
     "tiny-chunks": ("--max-total-tokens", str(POOL), "--chunked-prefill-size", "24", "--prefix-cache", "none"),
 }
+TINY = [name for name in FLAGS if name != "fake"]
 
 
-@pytest.fixture(scope="module", params=FLAGS)
+@pytest.fixture(scope="module", params=["fake", *(pytest.param(name, marks=pytest.mark.sweep) for name in TINY)])
 def pool(spawn: Start, request: pytest.FixtureRequest) -> Server:
     """A server with 64 blocks for requests of up to 2048 tokens."""
     return spawn(*FLAGS[request.param])

@@ -63,7 +63,7 @@ def test_a_model_that_is_not_there(tmp_path: Path) -> None:
     assert "nothing" in line
 
 
-@pytest.mark.gate(3)
+@pytest.mark.gate(2)
 @pytest.mark.parametrize(
     ("words", "error", "named"),
     [
@@ -111,6 +111,7 @@ def test_what_a_killed_server_left_is_in_nobodys_way(spawn: Start) -> None:
     assert second.stop() == 0
 
 
+@pytest.mark.sweep
 def test_a_folder_that_cannot_be_written(spawn: Start, tmp_path: Path) -> None:
     """TMPDIR is no folder at all: the system's other ones serve."""
     (tmp_path / "file").write_text("")
@@ -119,6 +120,7 @@ def test_a_folder_that_cannot_be_written(spawn: Start, tmp_path: Path) -> None:
     assert server.stop() == 0
 
 
+@pytest.mark.sweep
 def test_two_servers_side_by_side(fake: Server, spawn: Start) -> None:
     other = spawn(*FAKE)
     assert other.url != fake.url
