@@ -61,9 +61,15 @@ def text_of(folder: Path, vocab_size: int = 1024, **options: Any) -> ModelText:
     return ModelText(_Checkpoint(folder), ModelOptions(**options), vocab_size)  # type: ignore[arg-type]
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
 @pytest.fixture
-def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def own_cache(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of this module: a conversion takes a process a second, and tests convert the same file."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
 
 
 def sentencepiece_folder(folder: Path, kind: str = "bpe") -> Path:
@@ -98,7 +104,7 @@ def tiktoken_folder(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
-@pytest.mark.usefixtures("empty_cache")
+@pytest.mark.usefixtures("own_cache")
 def test_sentencepiece_files_give_the_librarys_ids(tmp_path: Path, kind: str) -> None:
     folder = sentencepiece_folder(tmp_path / "model", kind)
     reference = sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
@@ -111,7 +117,7 @@ def test_sentencepiece_files_give_the_librarys_ids(tmp_path: Path, kind: str) ->
     assert len(text.encode("</s>", add_special_tokens=False, parse_special=False)) > 1
 
 
-@pytest.mark.usefixtures("empty_cache")
+@pytest.mark.usefixtures("own_cache")
 def test_tiktoken_files_give_the_librarys_ids(tmp_path: Path) -> None:
     text = text_of(tiktoken_folder(tmp_path / "model"))
     reference = tiktoken.Encoding("tiny", pat_str=SPLIT, mergeable_ranks=RANKS, special_tokens={"<|end|>": len(RANKS)})
@@ -121,7 +127,7 @@ def test_tiktoken_files_give_the_librarys_ids(tmp_path: Path) -> None:
     assert text.encode("hello<|end|>") == [RANKS[b"hello"], len(RANKS)]
 
 
-@pytest.mark.usefixtures("empty_cache")
+@pytest.mark.usefixtures("own_cache")
 def test_modes_choose_between_the_two_files(tmp_path: Path) -> None:
     folder = sentencepiece_folder(tmp_path / "model")
     converted = text_of(folder).tokenizer
@@ -131,7 +137,7 @@ def test_modes_choose_between_the_two_files(tmp_path: Path) -> None:
     assert ids["auto"] == ids["fast"] != ids["slow"]
 
 
-@pytest.mark.usefixtures("empty_cache")
+@pytest.mark.usefixtures("own_cache")
 def test_a_path_may_be_the_vocabulary_file(tmp_path: Path) -> None:
     folder, empty = sentencepiece_folder(tmp_path / "model"), tmp_path / "empty"
     empty.mkdir()
@@ -143,8 +149,8 @@ def test_a_path_may_be_the_vocabulary_file(tmp_path: Path) -> None:
         text_of(empty, tokenizer_mode="slow")
 
 
-@pytest.mark.usefixtures("empty_cache")
 def test_a_conversion_is_done_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     folder = sentencepiece_folder(tmp_path / "model")
     calls: list[Path] = []
     convert = conversion.convert
@@ -163,7 +169,7 @@ def test_a_conversion_is_done_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert len(calls) == 2
 
 
-@pytest.mark.usefixtures("empty_cache")
+@pytest.mark.usefixtures("own_cache")
 def test_what_cannot_be_converted_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "model"
     folder.mkdir()

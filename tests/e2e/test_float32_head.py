@@ -48,20 +48,18 @@ def test_logits_are_not_rounded_to_bfloat16(folder: Path) -> None:
         assert all(abs(gap - round(gap)) < 0.01 for gap in gaps)
 
 
-@pytest.mark.gate(1)
-def test_it_composes(folder: Path) -> None:
+RANKS = pytest.param({"tensor_parallel_size": 2}, marks=pytest.mark.sweep)
+
+
+@pytest.mark.gate(2)
+@pytest.mark.parametrize("options", [{"quantization": "int8"}, {"speculative_algorithm": "ngram"}, RANKS])
+def test_it_composes(folder: Path, options: dict[str, Any]) -> None:
     sampling = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
     with fwk.LLM(str(folder), dtype="bfloat16", max_total_tokens=4096, enable_fp32_lm_head=True) as llm:
         alone = [llm.generate([prompt], sampling)[0].token_ids for prompt in PROMPTS]
         assert [done.token_ids for done in llm.generate(PROMPTS, sampling)] == alone
-    combined: list[dict[str, Any]] = [
-        {"quantization": "int8"},
-        {"speculative_algorithm": "ngram"},
-        {"tensor_parallel_size": 2},
-    ]
-    for options in combined:
-        with fwk.LLM(str(folder), dtype="bfloat16", max_total_tokens=4096, enable_fp32_lm_head=True, **options) as llm:
-            done = [each.token_ids for each in llm.generate(PROMPTS, sampling)]
-            assert [len(ids) for ids in done] == [12] * 3
-            if "speculative_algorithm" in options:
-                assert done == alone
+    with fwk.LLM(str(folder), dtype="bfloat16", max_total_tokens=4096, enable_fp32_lm_head=True, **options) as llm:
+        done = [each.token_ids for each in llm.generate(PROMPTS, sampling)]
+    assert [len(ids) for ids in done] == [12] * 3
+    if "speculative_algorithm" in options:
+        assert done == alone
