@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import time
 from importlib.util import find_spec
 
 # Small models gain nothing from threads, and threads that wait for each other crawl when the machine is busy.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-# Where it is set, each of the hundreds of processes that the tests start compiles all of its sources anew.
+# Where it is set, each of the hundreds of processes that the tests start compiles all of its sources anew, and this one
+# all tests.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # Without a GPU, Triton's kernels run in its interpreter. Triton reads this when it is first imported, whoever does.
 if not os.path.exists("/dev/nvidiactl"):
