@@ -230,7 +230,7 @@ def test_a_server_of_dummy_weights_gives_none_out(spawn: Start) -> None:
     assert (reply.status_code, "the loader 'dummy' read" in reply.json()["error"]) == (409, True)
 
 
-# What a person sees.
+# What a person sees; tests/plugins/loaders has each of these errors.
 
 
 Ended = Callable[..., tuple[int, list[str]]]
@@ -250,13 +250,13 @@ def ended(here: Path, python_path: str) -> Ended:
     return run
 
 
-@pytest.mark.gate(1)
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("said", "words", "ranks"),
     [
         ([60.0], "is too slow: nothing whole came within 2 seconds (--remote-instance-weight-loader-timeout)", 1),
         (None, "ended the connection before its answer was whole", 1),
-        pytest.param([60.0], "is too slow", 2, marks=pytest.mark.sweep),
+        ([60.0], "is too slow", 2),
     ],
     ids=["silent", "gone", "silent to two ranks"],
 )
@@ -273,7 +273,7 @@ def test_a_seed_that_dies_ends_the_start(
     assert words in lines[0]
 
 
-@pytest.mark.gate(1)
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("given", "words"),
     [

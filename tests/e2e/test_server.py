@@ -199,7 +199,7 @@ def test_nothing_of_the_rig_is_installed() -> None:
     assert "fwk-faults" not in {item.package for item in discover().all()}
 
 
-@pytest.mark.gate(1)
+@pytest.mark.sweep  # tests/faults/test_lifecycle.py drains one by SIGINT
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 async def test_a_signal_ends_it_well(spawn: Start, number: signal.Signals) -> None:
     if signal.getsignal(number) is signal.SIG_IGN:

@@ -104,7 +104,7 @@ def test_a_long_step_is_no_death(fake: Server) -> None:
     fake.check_invariants()
 
 
-@pytest.mark.gate(1)
+@pytest.mark.sweep  # tests/faults/test_lifecycle.py kills one whose engine is stopped
 @pytest.mark.parametrize("is_busy", [False, True])
 async def test_no_orphans_of_a_killed_server(spawn: Start, is_busy: bool) -> None:
     server = spawn(*SLOW)
