@@ -11,10 +11,8 @@ from importlib.util import find_spec
 # Small models gain nothing from threads, and threads that wait for each other crawl when the machine is busy.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-# Where it is set, each of the hundreds of processes that the tests start compiles all of its sources anew, and this one
-# all tests.
+# Where it is set, each of the hundreds of processes that the tests start compiles all of its sources anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-sys.dont_write_bytecode = False
 
 # Without a GPU, Triton's kernels run in its interpreter. Triton reads this when it is first imported, whoever does.
 if not os.path.exists("/dev/nvidiactl"):
@@ -48,6 +46,7 @@ SWEPT = {
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    sys.dont_write_bytecode = False  # else each process of each run compiles all tests anew
     settings.load_profile("gate" if "not sweep" in config.option.markexpr else "sweep")
     if os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None:
         patch_once_a_launch()
