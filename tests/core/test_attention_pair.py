@@ -66,12 +66,12 @@ class TorchThenCpu(CpuThenTorch):
     classes = (TorchBackend, CpuBackend)
 
 
-@pytest.mark.gate(3)
+@pytest.mark.gate(1)
 class TestCpuForPromptsAndTorchForNextTokens(AttentionSuite):
     declaration = replace(pair_of("cpu", "torch"), load=f"{__name__}:CpuThenTorch")
 
 
-@pytest.mark.gate(3)
+@pytest.mark.gate(1)
 class TestTorchForPromptsAndCpuForNextTokens(AttentionSuite):
     declaration = replace(pair_of("torch", "cpu"), load=f"{__name__}:TorchThenCpu")
 

@@ -58,7 +58,7 @@ def drafter(folders: dict[str, Path], name: str, **options: Any) -> fwk.LLM:
     return fwk.LLM(str(folders["same"]), **{**ENGINE, **given})
 
 
-@pytest.mark.gate(4)
+@pytest.mark.gate(3)
 @pytest.mark.parametrize("name", DRAFTERS)
 @pytest.mark.parametrize("options", [{}, {"max_total_tokens": 160, "page_size": 4, "chunked_prefill_size": 9}])
 def test_output_is_the_plain_one(folders: dict[str, Path], plain: fwk.LLM, name: str, options: dict[str, Any]) -> None:

@@ -63,6 +63,7 @@ def greedy(**settings: Any) -> SamplingParams:
     return SamplingParams(**{"max_tokens": 10, "temperature": 0.0, "ignore_eos": True, **settings})
 
 
+@pytest.mark.gate(4)
 @pytest.mark.parametrize("kind", ["llama", "gemma3"])
 @pytest.mark.parametrize(
     "options", [{}, {"disable_cuda_graph": True}, {"speculative_algorithm": "ngram"}, {"dtype": "float32"}], ids=str

@@ -71,6 +71,7 @@ def serve(folder: Path, **options: Any) -> tuple[list[list[int]], str, Counted]:
         return tokens, llm.engine.info.chosen["step"], counted
 
 
+@pytest.mark.gate(5)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_tokens_are_the_same(folders: dict[str, Path], kind: str, dtype: str) -> None:
@@ -85,6 +86,7 @@ def test_tokens_are_the_same(folders: dict[str, Path], kind: str, dtype: str) ->
     assert captured == eager
 
 
+@pytest.mark.gate(3)
 @pytest.mark.parametrize(
     "options",
     [

@@ -22,7 +22,7 @@ from tests.helpers.servers import Start
 PROMPTS = [[7, 8, 9] * 6, [5] * 20, list(range(10, 50)), [100, 101, 100, 101, 100]]
 
 
-@pytest.mark.gate(6)
+@pytest.mark.gate(4)
 @pytest.mark.parametrize(
     "settings",
     [
@@ -73,7 +73,7 @@ def test_output_is_token_for_token_the_plain_one(
     assert any(accepted < drafts for drafts, accepted in EchoDecoder.verified)
 
 
-@pytest.mark.gate(4)
+@pytest.mark.gate(3)
 @pytest.mark.parametrize("name", ["lfm2", "mamba2", "qwen3_next", "granite hybrid", "jamba"])
 @pytest.mark.parametrize(
     "options",

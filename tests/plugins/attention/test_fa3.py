@@ -54,6 +54,7 @@ def package(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     return request.param
 
 
+@pytest.mark.gate(32)
 @pytest.mark.parametrize("step", STEPS.values(), ids=STEPS.keys())
 @pytest.mark.parametrize("window", [None, 10])
 def test_equals_the_reference(package: str, step: tuple[list[int], list[int]], window: int | None) -> None:
@@ -62,6 +63,7 @@ def test_equals_the_reference(package: str, step: tuple[list[int], list[int]], w
     assert called.replace("-", "_") in (package, "flash_attn_3")
 
 
+@pytest.mark.gate(9)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("block_size", [1, 16, 32])
 def test_heads_and_blocks(package: str, block_size: int, dtype: str) -> None:
