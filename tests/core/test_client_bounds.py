@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.core.test_security import FILES, ROOT
+from tests.helpers.sources import FILES, ROOT
 
 from fwk.interfaces.loader import LoaderContext
 from fwk.interfaces.observer import ObserverContext

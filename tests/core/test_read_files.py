@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.core.test_security import FILES, ROOT, dotted
+from tests.helpers.sources import FILES, ROOT, dotted
 
 from fwk.cli.option_parsing import read_config_file
 from fwk.config import ServerOptions

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).parents[2]
-FILES = sorted(path for folder in ("core", "plugins") for path in (ROOT / folder).rglob("*.py"))
+from tests.helpers.sources import FILES, ROOT, dotted
 
 BANNED_MODULES = {
     "pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "multiprocessing",
@@ -24,14 +21,6 @@ BANNED_KEYWORDS = {"shell", "allow_pickle", "trust_remote_code"}
 CLIENT_INPUT = ("core/fwk/server", "core/fwk/text", "core/fwk/types", "plugins/server", "plugins/parsers")
 """Modules that read what clients send: there ``assert`` may only tell the type checker what the program knows."""
 JSON_TYPES = {"str", "bytes", "int", "float", "bool", "list", "dict", "tuple"}
-
-
-def dotted(node: ast.expr) -> str:
-    """``torch.load`` of the expression that says so, else nothing."""
-    if isinstance(node, ast.Attribute):
-        before = dotted(node.value)
-        return f"{before}.{node.attr}" if before else ""
-    return node.id if isinstance(node, ast.Name) else ""
 
 
 def findings(source: str, *, reads_clients: bool = False) -> Iterator[tuple[int, str]]:

@@ -72,7 +72,7 @@ def test_every_walk_through_a_grammar_makes_what_it_describes(name: str, kind: s
         assert judge(text), text
 
 
-@pytest.mark.parametrize("name", CLASSES)
+@pytest.mark.parametrize("name", EVERY)
 @pytest.mark.parametrize(
     ("kind", "source", "texts", "others"),
     [
@@ -86,7 +86,7 @@ def test_every_walk_through_a_grammar_makes_what_it_describes(name: str, kind: s
 def test_a_text_may_go_on_where_it_may_end(
     name: str, kind: str, source: str, texts: list[str], others: list[str]
 ) -> None:
-    start = BACKENDS[name].compile(GrammarRequest(kind, source))  # type: ignore[arg-type]
+    start = built(name).compile(GrammarRequest(kind, source))  # type: ignore[arg-type]
 
     def may_be(text: str) -> bool:
         grammar = start.fork()

@@ -49,7 +49,10 @@ _REQUESTS = {
     "items": {
         "type": "object",
         "x-limit": CONTEXT,
-        "properties": {"custom_id": {"type": "string", "maxLength": 64}, "params": {"type": "object"}},
+        "properties": {
+            "custom_id": {"type": "string", "maxLength": 64},
+            "params": {"type": "object", "x-limit": CONTEXT},
+        },
     },
 }
 

@@ -115,9 +115,9 @@ class ResponsesBody(RequestFields):
     frequency_penalty: Annotated[float, ranged("frequency_penalty")] | None = None
     seed: Annotated[int, ranged("seed")] | None = None
     truncation: Literal["auto", "disabled"] | None = None
-    context_management: Annotated[list[Any], bounded("array", CONTEXT, items={"type": "object"})] | None = Field(
-        None, description="A threshold of compaction that the prompt stays below."
-    )
+    context_management: (
+        Annotated[list[Any], bounded("array", CONTEXT, items={"type": "object", "x-limit": CONTEXT})] | None
+    ) = Field(None, description="A threshold of compaction that the prompt stays below.")
     client_metadata: _Object | None = Field(None, description="Not read.")
     metadata: Metadata | None = None
     service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"] | None = None
