@@ -118,6 +118,8 @@ OWN = {
     "plugins/loaders/fwk_loaders/safetensors/weights.py": "safe_open, after a look at the file",
     "plugins/lora/fwk_lora/_common/peft.py": "/proc",
     "plugins/server/fwk_server/openai/": "files that it wrote",
+    "plugins/server/fwk_server/anthropic/batches.py": "files that it wrote",
+    "plugins/server/fwk_server/_common/batches.py": "files that it wrote",
     "plugins/server/fwk_server/tgi/remote_weights.py": "weights, with a flag that waits for nothing",
     "plugins/multimodal/fwk_multimodal/media/worker.py": "a folder that the server made",
 }

@@ -196,7 +196,7 @@ class OutlinesGrammar(Grammar):
         state = self._states[-1]
         if state is None:
             return
-        allowed: set[int] = set(self._index.get_allowed_tokens(state) or ()) - {self._mark_id}
+        allowed = set[int](self._index.get_allowed_tokens(state) or ()) - {self._mark_id}
         if self._is_whole(state):
             allowed.update(self._eos_token_ids)
         ids = np.fromiter(allowed, np.int64, len(allowed))
