@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.helpers.images import IMAGE_ID, encoded, noise, write_vision
 
 import fwk
 from fwk import SamplingParams
 from fwk.errors import PluginFault, RequestFailed
+from fwk.interfaces.multimodal import MediaItem, Placed
 from fwk.interfaces.speculative import Drafts
 from fwk_kit.testing.serving import TINY
 
@@ -150,3 +153,36 @@ def test_of_drafts(method: str, tiny_folder: Path, monkeypatch: pytest.MonkeyPat
             assert trouble.endswith(f" in {method}; requests continue without drafts"), trouble
             assert [answer.token_ids for answer in llm.generate(PROMPTS, GREEDY)] == right, kind
         monkeypatch.undo()
+
+
+def _moved(placed: Placed, **changes: Any) -> Placed:
+    return Placed(placed.token_ids, [replace(placed.media[0], **changes)])
+
+
+PLACED: dict[str, Callable[[Placed], Any]] = {
+    "raises": lambda placed: _raise(ZeroDivisionError),
+    "None": lambda placed: None,
+    "a token past the vocabulary": lambda placed: Placed([*placed.token_ids, 10**6], placed.media),
+    "behind the prompt": lambda placed: _moved(placed, start=len(placed.token_ids)),
+    "of no length": lambda placed: _moved(placed, length=0),
+    "overlapping": lambda placed: Placed(placed.token_ids, placed.media * 2),
+    "of another item": lambda placed: _moved(placed, item=1),
+    "arrays of objects": lambda placed: _moved(placed, arrays={"pixels": np.array([object()])}),
+}
+
+
+def test_of_media(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_vision(tmp_path)
+    faults = Faults(monkeypatch, "fwk_multimodal.idefics3.processor:Idefics3Processor", "process")
+    image = MediaItem("image", encoded(noise(1)), "")
+    with fwk.LLM(str(tmp_path), **EAGER) as llm:
+
+        def ask() -> list[int]:
+            return llm.generate([[IMAGE_ID, 5, 6]], GREEDY, media=[[image]])[0].token_ids
+
+        right = ask()
+        for kind, spoil in PLACED.items():
+            faults.spoil, faults.left = spoil, 1
+            with pytest.raises(PluginFault, match=r"multimodal processor '.*' \(fwk .*\) .* in process"):
+                ask()
+            assert ask() == right, kind

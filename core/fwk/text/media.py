@@ -11,6 +11,8 @@ import weakref
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from fwk.interfaces.dialect import TextTools
 from fwk.interfaces.loader import Checkpoint
 from fwk.interfaces.multimodal import MediaItem, MultimodalContext, MultimodalProcessor, MultimodalProcessorSpec, Placed
 from fwk.plugins import PluginFactory, PluginSet, Registered
+from fwk.plugins.answers import checked
 from fwk.types import Media, ModelConfig
 
 DEFAULT_LIMIT = 16
@@ -139,7 +142,7 @@ class MediaPlacer:
         options: ModelOptions,
     ) -> None:
         settings = {**checkpoint.processor_config(), **json.loads(options.mm_processor_kwargs)}
-        self._processor: MultimodalProcessor = factory.build(
+        processor = factory.build(
             item,
             MultimodalContext,
             config=config,
@@ -147,13 +150,13 @@ class MediaPlacer:
             text=text,
             max_pixels=options.max_image_pixels,
         )
+        self._processor: MultimodalProcessor = checked(item, processor, process=partial(_misfit, config.vocab_size))
         what = [item.name, item.version, config.architecture, settings]
         self._settings = hashlib.sha256(json.dumps(what, sort_keys=True, default=str).encode()).digest()
 
     def place(self, token_ids: list[int], items: Sequence[MediaItem], path: Path) -> PlacedPrompt:
         """Put media into a prompt; their arrays go to a file. Raises ``InvalidRequest`` that names the item."""
         placed = self._processor.process(token_ids, items)
-        _check(placed)
         hashes = [hashlib.sha256(self._settings + item.kind.encode() + b"\0" + item.data).digest() for item in items]
         parts: Counter[int] = Counter()
         media: list[Media] = []
@@ -166,13 +169,23 @@ class MediaPlacer:
         return PlacedPrompt(placed.token_ids, media)
 
 
-def _check(placed: Placed) -> None:
-    """A processor that breaks its word would have rows inserted where they do not belong."""
+def _misfit(vocab_size: int, placed: Any, token_ids: list[int], items: Sequence[MediaItem]) -> str | None:
+    """Why rows would be inserted where they do not belong, or tokens looked up that there are not."""
+    if not isinstance(placed, Placed):
+        return f"answered a {type(placed).__name__}, no Placed,"
+    wrong = next((token for token in placed.token_ids if not 0 <= index(token) < vocab_size), None)
+    if wrong is not None:
+        return f"answered the token {wrong}, outside 0 to {vocab_size - 1},"
     end = 0
     for piece in placed.media:
         if piece.length < 1 or piece.start < end or piece.start + piece.length > len(placed.token_ids):
-            raise PluginError("the multimodal processor's media overlap, or end behind the prompt")
+            return "answered media that overlap, or end behind the prompt,"
+        if not 0 <= piece.item < len(items):
+            return f"answered a piece of item {piece.item}, of {len(items)},"
+        if any(not isinstance(x, np.ndarray) or x.dtype.hasobject for x in piece.arrays.values()):
+            return "answered arrays that are none of numbers"
         end = piece.start + piece.length
+    return None
 
 
 def named(items: Sequence[MediaItem]) -> list[MediaItem]:
