@@ -87,3 +87,14 @@ async def test_many_large_bodies(tiny: Server) -> None:
     ids = {"prompt": [7] * (8 * MEGABYTE // 3), "max_tokens": 1}
     work = [("/v1/completions", text), ("/v1/chat/completions", talk), ("/v1/completions", ids)] * 4
     await attack(tiny, work, {400}, 0.35)  # two threads read them, in calls that keep the interpreter to themselves
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("times", [1, 12])
+async def test_bodies_of_many_members(tiny: Server, times: int) -> None:
+    bias = {"prompt": "x", "max_tokens": 1, "logit_bias": {str(i): 1 for i in range(700_000)}}
+    unknown = {"prompt": "x", "max_tokens": 1} | {f"k{i}": 1 for i in range(600_000)}
+    nested = {"messages": [{"role": "user", "content": [{"a": 1}] * 500_000}]}
+    await attack(tiny, [("/v1/completions", bias)] * times, {400})
+    await attack(tiny, [("/v1/completions", unknown)] * times, {400})
+    await attack(tiny, [("/v1/chat/completions", nested)] * times, {400})

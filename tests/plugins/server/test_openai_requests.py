@@ -5,11 +5,13 @@ import math
 from itertools import product
 
 import httpx
+import orjson
 import pytest
 from fastapi import FastAPI
 from pydantic import BaseModel, Field
 from tests.helpers.wrong_requests import MALFORMED, Wrong, of_both, of_chat, of_completions
 
+from fwk.errors import InvalidRequest
 from fwk.interfaces.dialect import DialectContext
 from fwk.server.app import install_error_handlers
 from fwk.types import Service, tenant_of
@@ -32,6 +34,25 @@ async def test_malformed_bodies(api, frontend):
 async def test_malformed_fields_are_named_where_they_can_be(api):
     for name in ("key twice", "Infinity", "1e400"):
         assert (await api.refused(COMPLETIONS, MALFORMED[name]))["param"] in ("prompt", "n"), name
+
+
+def test_members_are_counted_before_they_are_read(monkeypatch):
+    from fwk_server._common import body
+
+    monkeypatch.setattr(body.json, "loads", lambda *_, **__: None)
+    most = body.MAX_MEMBERS
+    for end in ('"', '" \n', '\\\\"'):  # the last is of a name that ends in a backslash
+        for nested in ("%s", '{"a": [%s]}'):
+            right, wrong = (
+                nested % ("{" + ",".join(f'"{i}{end}:1' for i in range(n)) + "}") for n in (most - 1, most + 1)
+            )
+            body.parse(right.encode())
+            with pytest.raises(InvalidRequest, match=f"more than {most} members of objects"):
+                body.parse(wrong.encode())
+    with pytest.raises(InvalidRequest, match="members"):
+        body.parse(b"{" + b",".join([b'"a":1'] * (most + 1)) + b"}")
+    for text in ('"b":1,', '\\":', ":"):
+        body.parse(orjson.dumps({"a": text * (most + 1)}))
 
 
 async def test_nul_in_text_is_text(api, frontend):

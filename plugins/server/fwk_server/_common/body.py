@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from typing import Any, TypeVar
 
 import orjson
@@ -19,7 +21,18 @@ MAX_DEPTH = 128
 MAX_COMMAS = 2**20
 """In a body: as many values make no prompt that fits, but take half a second to read."""
 
-NOTES = f"A body is JSON in UTF-8, nested at most {MAX_DEPTH} levels deep, and holds no key twice."
+MAX_MEMBERS = 2**17
+"""Of all its objects: several for each message that a conversation may have. A reader keeps the interpreter to itself
+until it has read all of an object's, and is called twice.
+"""
+
+_MEMBER = re.compile(rb'(?<!\\)(?:\\\\)*":')
+"""The end of a member's name, where there is no white space; quotes in texts are escaped."""
+
+NOTES = (
+    f"A body is JSON in UTF-8, nested at most {MAX_DEPTH} levels deep, holds no key twice, and at most {MAX_MEMBERS} "
+    f"members of objects and {MAX_COMMAS} values."
+)
 
 MAX_SHOWN = 80
 
@@ -49,6 +62,8 @@ def parse(data: bytes) -> dict[str, Any]:
     """Strict JSON: UTF-8, no NaN, no lone surrogates, no key twice, one object."""
     if len(data) > MAX_COMMAS and data.count(b",") > MAX_COMMAS:
         raise InvalidRequest(f"the request body holds more than {MAX_COMMAS} values")
+    if len(data) > MAX_MEMBERS and data.count(b":") > MAX_MEMBERS and _has_too_many_members(data):
+        raise InvalidRequest(f"the request body holds more than {MAX_MEMBERS} members of objects")
     try:
         value = orjson.loads(data)
     except orjson.JSONDecodeError as error:
@@ -60,6 +75,11 @@ def parse(data: bytes) -> dict[str, Any]:
         raise InvalidRequest(f"the request body is nested more than {MAX_DEPTH} levels deep")
     json.loads(data, object_pairs_hook=_refuse_duplicates)
     return value
+
+
+def _has_too_many_members(data: bytes) -> bool:
+    found = _MEMBER.finditer(data.translate(None, b" \t\r\n"))
+    return next(islice(found, MAX_MEMBERS, None), None) is not None
 
 
 def apply(prepare: Callable[..., Result], data: bytes, *args: Any) -> Result:
