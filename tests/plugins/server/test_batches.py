@@ -97,6 +97,32 @@ async def test_a_batch(sdk, frontend) -> None:
         await sdk.with_options(api_key="sk-other").batches.retrieve(batch.id)
 
 
+async def test_a_line_that_no_request_can_hold_fails_alone(sdk) -> None:
+    def wrong(name: str, members: str) -> str:
+        return json.dumps(line(name)).replace('"body": {', f'"body": {{{members}, ', 1)
+
+    deep = {f"{depth} deep": wrong(f"{depth} deep", f'"x": {"[" * depth}{"]" * depth}') for depth in (200, 260, 1000)}
+    batch = await run(sdk, line("a"), *deep.values(), wrong("twice", '"temperature": 1, "temperature": 2'), line("b"))
+    assert batch.status == "completed"
+    good, bad = await lines_of(sdk, batch.output_file_id), await lines_of(sdk, batch.error_file_id)
+    assert set(good) == {"a", "b"}
+    told = {name: found["response"]["body"]["error"]["message"] for name, found in bad.items()}
+    assert all("nested more than 128 levels deep" in told.pop(name) for name in deep)
+    assert told == {"twice": "the key 'temperature' is given twice"}
+
+
+async def test_a_batch_that_cannot_go_on_says_so(sdk, monkeypatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(batches._Results, "write", full)
+    batch = await run(sdk, line("a"))
+    assert batch.status == "failed"
+    assert batch.errors is not None
+    assert batch.errors.data is not None
+    assert "OSError" in str(batch.errors.data[0].message)
+
+
 async def test_completions_too(sdk) -> None:
     batch = await run(sdk, line("a", "/v1/completions", prompt="x"), endpoint="/v1/completions")
     assert (await lines_of(sdk, batch.output_file_id))["a"]["response"]["body"]["object"] == "text_completion"

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+import msgspec
 import orjson
 from starlette.exceptions import HTTPException
 
@@ -182,6 +183,12 @@ class BatchRunner:
             status = "completed"
         except TimeoutError:
             status = "expired"
+        except Exception as error:  # of a disk that is full, say
+            log.exception("a batch cannot go on")
+            found = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
+            said = f"internal error: {type(found).__name__}"
+            batch.body["errors"] = {"object": "list", "data": [_error("internal_error", said, None)]}
+            status = "failed"
         finally:
             results.finish(batch)
             if status == "completed":
@@ -222,6 +229,14 @@ class BatchRunner:
                 log.exception("a request of a batch failed")
                 return 500, self._error_body(500, f"internal error: {type(error).__name__}", None, None)
         return found
+
+
+class _RawLine(msgspec.Struct):
+    custom_id: str
+    body: msgspec.Raw
+
+
+_decode_line = msgspec.json.Decoder(_RawLine).decode
 
 
 def validated(file: StoredFile, endpoint: str) -> tuple[int, list[dict[str, Any]]]:
@@ -272,8 +287,13 @@ def lines_of(file: StoredFile) -> Generator[_Line]:
     """The requests of a file that was validated."""
     with file.path.open("rb") as source:
         for data in source:
-            line = orjson.loads(data)
-            yield _Line(line["custom_id"], orjson.dumps(line["body"]))
+            # The body as it is written: what reads it refuses keys that are given twice, and nesting.
+            try:
+                line = _decode_line(data)
+            except RecursionError:
+                yield _Line(orjson.loads(data)["custom_id"], data)
+            else:
+                yield _Line(line.custom_id, bytes(line.body))
 
 
 def _error(code: str, message: str, line: int | None) -> dict[str, Any]:
