@@ -133,7 +133,8 @@ async def test_one_call_when_calls_may_not_be_parallel(api, says):
 @pytest.mark.parametrize(
     ("body", "names", "is_many"),
     [
-        ({"tool_choice": "required"}, ["get_weather", "get_time"], True),
+        ({"tool_choice": "required"}, ["get_weather", "get_time"], False),
+        ({"tool_choice": "required", "parallel_tool_calls": True}, ["get_weather", "get_time"], True),
         ({"tool_choice": "required", "parallel_tool_calls": False}, ["get_weather", "get_time"], False),
         ({"tool_choice": {"type": "function", "function": {"name": "get_time"}}}, ["get_time"], False),
     ],
@@ -422,6 +423,33 @@ async def test_a_template_without_tools_gets_them_in_a_system_message(api, tooll
         assert toolless.text.seen.tools is None
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "get_weather"}}},
+        {"tools": TOOLS[:1], "tool_choice": "required"},
+    ],
+)
+async def test_one_forced_function_is_asked_for_its_arguments_there(api, toolless, fake, asked):
+    """Nothing but the arguments is written: what small models repeat of a call's form never becomes one of them."""
+    toolless.script = lambda item: [[delta] for delta in fake.deltas_of(item, '{"city": "Bonn"}')]
+    choice = (await api.chat(**asked))["choices"][0]
+    assert calls_of(choice["message"]) == [("get_weather", '{"city": "Bonn"}')]
+    assert choice["finish_reason"] == "tool_calls"
+    grammar = toolless.items[0].sampling.grammar
+    assert grammar.kind == "json_schema"
+    assert json.loads(grammar.source)["properties"] == TOOLS[0]["function"]["parameters"]["properties"]
+    told = toolless.text.seen.messages[0]["content"]
+    assert "city" in told
+    assert "get_time" not in told
+    chunks = await api.chat_stream(**asked)
+    pieces = [call for chunk in chunks for choice in chunk["choices"] for call in choice["delta"].get("tool_calls", [])]
+    assert [call["function"]["name"] for call in pieces if "name" in call["function"]] == ["get_weather"]
+    assert "".join(call["function"]["arguments"] for call in pieces) == '{"city": "Bonn"}'
+    await api.chat(**asked | {"tool_choice": "required", "tools": TOOLS})
+    assert toolless.items[-1].sampling.grammar.kind == "tagged", "which of two is said in front"
+
+
 async def test_earlier_calls_and_results_are_plain_messages_there(api, toolless):
     call = {"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Bonn"}'}}
     turns = [
@@ -429,12 +457,33 @@ async def test_earlier_calls_and_results_are_plain_messages_there(api, toolless)
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "c1", "content": "rain"},
     ]
-    await api.chat(messages=turns)
-    assert toolless.text.seen.messages == [
+    written = [
         {"role": "user", "content": "Hi"},
         {"role": "assistant", "content": CALL},
         {"role": "user", "content": "Result of get_weather: rain"},
     ]
+    await api.chat(messages=[*turns, {"role": "assistant", "content": "Rain."}, {"role": "user", "content": "Thanks"}])
+    assert toolless.text.seen.messages[:3] == written
+    await api.chat(messages=turns, tools=TOOLS, tool_choice="required")
+    assert toolless.text.seen.messages[1:] == written
+
+
+async def test_a_result_at_the_end_is_something_to_answer_with_there(api, toolless):
+    """The call in front of it is not written out: the default model repeated it 25 times of 25."""
+    call = {"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Bonn"}'}}
+    other = {"id": "c2", "type": "function", "function": {"name": "get_time", "arguments": "{}"}}
+    turns = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": None, "tool_calls": [call, other]},
+        {"role": "tool", "tool_call_id": "c1", "content": "rain"},
+        {"role": "tool", "tool_call_id": "c2", "content": "noon"},
+    ]
+    for tools in ({}, {"tools": TOOLS}):
+        await api.chat(messages=turns, **tools)
+        [said] = toolless.text.seen.messages[bool(tools) :]
+        assert said["role"] == "user"
+        assert said["content"].startswith("Hi\n\nResult of get_weather (city: Bonn): rain\nResult of get_time: noon\n")
+        assert "{" not in said["content"]
 
 
 async def test_forced_calls_do_not_depend_on_a_parser(api, toolless):

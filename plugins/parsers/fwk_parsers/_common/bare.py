@@ -84,8 +84,8 @@ class BareCalls(SteppingParser, ToolParser):
         functions = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in self.context.tools)
         return (
             f"You may call these functions, given as JSON schemas:\n{functions}\n\n"
-            "To call one, answer with nothing but its name and arguments as JSON, one call a line:\n"
-            f'{{"name": "FUNCTION", "{self.arguments_key}": {{"ARGUMENT": "VALUE"}}}}\n'
+            'To call one, answer with nothing but JSON that has "name", the name of the function, and '
+            f'"{self.arguments_key}", an object of its parameters with what they are in the question.\n'
             "You will then be given its result. Answer in plain text when no function is needed."
         )
 

@@ -14,6 +14,7 @@ from fwk.interfaces.parser import Parsed, ParserContext, ToolCallDelta, ToolPars
 from fwk.types import GrammarRequest
 from fwk_parsers._common import HeldSpace, SteppingParser, held_len, joined
 from fwk_parsers._common.call_grammar import Call, each, request
+from fwk_parsers._common.example import example_call
 from fwk_parsers._common.scan import Scan
 
 MAX_HEADER = 512
@@ -140,10 +141,11 @@ class MarkedCalls(SteppingParser, ToolParser):
 
     def instructions(self) -> str:
         functions = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in self.context.tools)
-        example = self.write_call("FUNCTION", {"ARGUMENT": "VALUE"})
+        example = self.write_call(*example_call(self.context.tools))
         return (
             f"You may call these functions, given as JSON schemas:\n{functions}\n\n"
-            f"To call one, write its name and arguments like this, and nothing behind it:\n{example}\n\n"
+            f"To call one, write its name and arguments like this, and nothing behind it, each parameter with what it "
+            f"is in the question:\n{example}\n\n"
             "You will then be given its result. Answer in plain text when no function is needed."
         )
 

@@ -84,8 +84,8 @@ class HermesParser(SteppingParser, ToolParser):
         functions = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in self.context.tools)
         return (
             f"You may call these functions, given as JSON schemas:\n{functions}\n\n"
-            f"To call one, write its name and arguments as JSON:\n"
-            f'{OPEN}\n{{"name": "FUNCTION", "arguments": {{"ARGUMENT": "VALUE"}}}}\n{CLOSE}'
+            f'To call one, write JSON between {OPEN} and {CLOSE} that has "name", the name of the function, and '
+            '"arguments", an object of its parameters with what they are in the question.'
         )
 
     def write_call(self, name: str, arguments: Mapping[str, Any]) -> str:

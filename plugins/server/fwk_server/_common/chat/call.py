@@ -55,15 +55,13 @@ class ChatCall:
     def reads_special(self, frontend: Frontend) -> bool:
         """Whether a parser of the output looks for marks that may be special tokens."""
         tools = self.tools
-        parser = frontend.tool_parser(tools.functions, is_forced=tools.is_forced) if tools is not None else None
+        parser = tools.parser(frontend) if tools is not None else None
         reasoning = frontend.reasoning_parser() if self.thinks else None
         return any(found is not None and found.reads_special for found in (parser, reasoning))
 
     def answers(self, frontend: Frontend) -> list[Answer]:
         """What reads the choices, where there is something to look for in their text."""
         tail = _tail(frontend, self.item.prompt_token_ids)
-        functions = self.tools.functions if self.tools is not None else None
-        is_forced = self.tools is not None and self.tools.is_forced
         is_legacy = self.tools is not None and self.tools.is_legacy
         is_parallel = self.tools is None or self.tools.is_parallel
         is_silent = self.body.include_reasoning is False
@@ -71,7 +69,7 @@ class ChatCall:
         found: list[Answer] = []
         for _ in range(self.item.n):
             reasoning = frontend.reasoning_parser(tail) if self.thinks else None
-            tools = frontend.tool_parser(functions, tail, is_forced) if functions is not None else None
+            tools = self.tools.parser(frontend, tail) if self.tools is not None else None
             if reasoning is not None or tools is not None:
                 found.append(make(reasoning, tools))
         return found

@@ -10,17 +10,19 @@ from typing import Any
 
 from fwk.errors import InvalidRequest
 from fwk.interfaces.dialect import Frontend
-from fwk.interfaces.parser import ToolParser
+from fwk.interfaces.parser import ParserContext, ToolParser
 from fwk.types import GrammarRequest
 from fwk_server._common.body import shown, want
 from fwk_server._common.chat.constraints import NO_GRAMMAR, Constraint, read_constraint
 from fwk_server._common.chat.messages import has_calls
 from fwk_server._common.chat.models import MAX_TOOLS
 from fwk_server._common.chat.schemas import check_schema
+from fwk_server._common.chat.whole_arguments import WholeArgumentsParser
 
 CHOICES = ("none", "auto", "required")
 
 NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
+_ANSWER = "Answer with it in plain text."
 _NO_TOOL_PARSER = (
     "this server reads no tool calls (--tool-call-parser none): leave tools out, or set tool_choice to 'none' or "
     "'required'"
@@ -38,11 +40,18 @@ class ToolUse:
     is_legacy: bool = False  # asked for as ``functions``, and answered so
     free: GrammarRequest | None = None  # text and calls, of which those of strict tools keep to their schemas
     forced: list[dict[str, Any]] | None = None  # the functions that may be called, where these are not all
+    is_whole: bool = False  # the output is the arguments of one call, and no more
 
     @property
     def functions(self) -> list[dict[str, Any]]:
         """What the parser of the output knows."""
         return [tool["function"] for tool in self.tools] if self.forced is None else self.forced
+
+    def parser(self, frontend: Frontend, tail: str = "") -> ToolParser | None:
+        """A new parser of the output, behind a prompt that ends with ``tail``."""
+        if self.is_whole:
+            return WholeArgumentsParser(ParserContext(self.functions, tail))
+        return frontend.tool_parser(self.functions, tail, self.is_forced)
 
 
 def tools_and_constraint(raw: Mapping[str, Any], frontend: Frontend) -> tuple[ToolUse | None, Constraint | None]:
@@ -69,12 +78,7 @@ def read_tools(raw: Mapping[str, Any], frontend: Frontend) -> ToolUse | None:
 def _read(raw: Mapping[str, Any], is_legacy: bool, frontend: Frontend) -> ToolUse | None:
     listed = raw.get("tools")
     listed = [] if listed is None else want(listed, list, "an array", "tools")
-    tools = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(listed)]
-    if len(tools) > MAX_TOOLS:
-        raise InvalidRequest(f"there are {len(tools)} tools; at most {MAX_TOOLS} are allowed", "tools")
-    names = [tool["function"]["name"] for tool in tools]
-    if len(set(names)) < len(names):
-        raise InvalidRequest("two tools have the same name", "tools")
+    tools, names = _tools(listed)
     choice, wanted = _choice(raw.get("tool_choice"), names)
     if choice == "none":
         return None
@@ -93,8 +97,31 @@ def _read(raw: Mapping[str, Any], is_legacy: bool, frontend: Frontend) -> ToolUs
             raise InvalidRequest(_NO_TOOL_PARSER, "tools")
         return ToolUse(tools, None, is_parallel, is_legacy=is_legacy, free=_strict(tools, parser, frontend))
     functions = [tool["function"] for tool in tools if tool["function"]["name"] in wanted]
-    constraint = _forced(functions, is_parallel and choice == "required", frontend)
-    return ToolUse(tools, constraint, is_parallel, is_forced=True, is_legacy=is_legacy, forced=functions)
+    use = ToolUse(tools, None, is_parallel, is_forced=True, is_legacy=is_legacy, forced=functions)
+    is_many = raw.get("parallel_tool_calls") is True and choice == "required" and not is_legacy
+    whole = _whole(functions, frontend) if not is_many else None
+    if whole is not None:
+        return replace(use, constraint=(whole, "tools"), is_whole=True)
+    return replace(use, constraint=_forced(functions, is_many, frontend))
+
+
+def _whole(functions: list[dict[str, Any]], frontend: Frontend) -> GrammarRequest | None:
+    """The arguments of the one function, where the chat template shows no tools; None where a call says which it is."""
+    if len(functions) != 1 or frontend.text.shows_tools:
+        return None
+    grammar = WholeArgumentsParser(ParserContext(functions)).grammar(False)
+    return grammar if grammar.kind in frontend.grammar_kinds else None
+
+
+def _tools(listed: list[Any]) -> tuple[list[dict[str, Any]], list[str]]:
+    """The tools, checked, and their names."""
+    tools = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(listed)]
+    if len(tools) > MAX_TOOLS:
+        raise InvalidRequest(f"there are {len(tools)} tools; at most {MAX_TOOLS} are allowed", "tools")
+    names = [tool["function"]["name"] for tool in tools]
+    if len(set(names)) < len(names):
+        raise InvalidRequest("two tools have the same name", "tools")
+    return tools, names
 
 
 def _strict(tools: list[dict[str, Any]], parser: ToolParser, frontend: Frontend) -> GrammarRequest | None:
@@ -202,22 +229,51 @@ def with_tools(
 def tools_in_text(messages: Sequence[dict[str, Any]], use: ToolUse | None, frontend: Frontend) -> list[dict[str, Any]]:
     """The messages for chat templates that show the model neither tools nor calls.
 
-    Instructions are in the system message, calls and results written out.
+    Instructions are in the system message, calls and results written out. Results at the end, where no call is forced,
+    stand in the user's message without the calls that they answer, which small models would repeat.
     """
-    parser = frontend.tool_parser(use.functions if use is not None else [], is_forced=use is None or use.is_forced)
+    parser = use.parser(frontend) if use is not None else frontend.tool_parser([], is_forced=True)
     if parser is None or (use is not None and not parser.instructions()):
         raise InvalidRequest(
             "the model's chat template shows it no tools, and the server's tool parser has no instructions for it: "
             "start the server with --tool-call-parser auto or with a --chat-template that has tools",
             "tools",
         )
-    plain = _written(messages, parser)
+    start = len(messages)
+    if use is None or not use.is_forced:
+        while start and (messages[start - 1]["role"] == "tool" or messages[start - 1].get("tool_calls")):
+            start -= 1
+    if start < len(messages) and messages[-1]["role"] == "tool":
+        plain = _with_results(_written(messages[:start], parser), messages[start:])
+    else:
+        plain = _written(messages, parser)
     if use is None:
         return plain
     if plain[0]["role"] == "system":
         first = {**plain[0], "content": f"{plain[0]['content']}\n\n{parser.instructions()}"}
         return [first, *plain[1:]]
     return [{"role": "system", "content": parser.instructions()}, *plain]
+
+
+def _with_results(plain: list[dict[str, Any]], messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The messages, and the results of the calls behind them as something to answer with."""
+    calls: dict[Any, str] = {}
+    results: list[str] = []
+    for message in messages:
+        if message["role"] == "tool":
+            name = calls.get(message.get("tool_call_id")) or message.get("name") or "the function"
+            results.append(f"Result of {name}: {message['content']}")
+            continue
+        for call in message["tool_calls"]:
+            name, arguments = call["function"]["name"], call["function"]["arguments"]
+            given = ", ".join(f"{key}: {value}" for key, value in arguments.items())
+            calls[call["id"]] = f"{name} ({given})" if given else name
+        if message["content"]:
+            plain.append({"role": message["role"], "content": message["content"]})
+    text = "\n".join([*results, _ANSWER])
+    if plain and plain[-1]["role"] == "user" and isinstance(plain[-1]["content"], str):
+        return [*plain[:-1], {**plain[-1], "content": f"{plain[-1]['content']}\n\n{text}"}]
+    return [*plain, {"role": "user", "content": text}]
 
 
 def _written(messages: Sequence[Mapping[str, Any]], parser: ToolParser) -> list[dict[str, Any]]:
