@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import ipaddress
+import socket
+
+_MACHINE = socket.gethostname().lower()
+_LOCAL_NAMES = {"localhost", "host.docker.internal", "host.containers.internal", _MACHINE, f"{_MACHINE}.local"} - {""}
+"""Containers of Docker and Podman know their host by the names in ``.internal``, which no public domain ends in."""
 
 Headers = list[tuple[bytes, bytes]]
 Refusal = tuple[int, str]
@@ -41,8 +46,11 @@ def is_allowed_host(host: str, allowed: tuple[str, ...] | None) -> bool:
 
 
 def is_local_name(name: str) -> bool:
-    """localhost, or any IP address: a page that rebinds its own name to this machine still sends that name."""
-    if name == "localhost" or name.endswith(".localhost"):
+    """localhost, any IP address, or a name that this machine or its containers give it.
+
+    A page that rebinds its own name to this machine still sends that name.
+    """
+    if name in _LOCAL_NAMES or name.endswith(".localhost"):
         return True
     try:
         ipaddress.ip_address(name.strip("[]"))

@@ -20,7 +20,7 @@ from fwk.plugins import build_config, discover
 from fwk.server.admission import AdmissionController
 from fwk.server.app import Reports, build_app
 from fwk.server.keys import Keys, read_keys
-from fwk.server.listening import forget, is_public, listen, tls_context, warn_if_open
+from fwk.server.listening import allowed_origins, forget, is_public, listen, tls_context, warn_if_open
 from fwk_http.addresses import address
 
 
@@ -190,6 +190,19 @@ async def test_pages_of_allowed_origins_read_replies_and_refusals() -> None:
     async with client() as http:
         assert (await http.options("/v1/chat/completions", headers=asked)).status_code == 401
         assert "access-control-allow-origin" not in (await http.get("/health", headers=origin)).headers
+
+
+async def test_pages_of_this_machine_may_read_replies_on_loopback() -> None:
+    assert allowed_origins(ServerOptions(host="0.0.0.0")) == ()
+    assert allowed_origins(ServerOptions(allowed_origins=("https://a.example.org",))) == ("https://a.example.org",)
+    asked = {"access-control-request-method": "POST", "access-control-request-headers": "anthropic-beta, x-api-key"}
+    async with client(allowed_origins=allowed_origins(ServerOptions())) as http:
+        for origin in ("http://localhost:3000", "http://127.0.0.1:8501", "https://localhost", "http://[::1]:1"):
+            ahead = await http.options("/v1/messages", headers=asked | {"origin": origin})
+            assert (ahead.status_code, ahead.headers["access-control-allow-origin"]) == (200, origin)
+        for origin in ("http://localhost.evil.example", "http://evil.example:80", "null", "http://localhost:3000.evil"):
+            reply = await http.get("/health", headers={"origin": origin})
+            assert "access-control-allow-origin" not in reply.headers, origin
 
 
 async def test_each_named_key_opens() -> None:

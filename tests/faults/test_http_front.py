@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 import time
 from itertools import product
 
@@ -206,7 +207,8 @@ async def test_bodies_of_other_kinds(server: Server) -> None:
 async def test_a_page_cannot_point_its_name_here(server: Server) -> None:
     """DNS rebinding: a browser that was sent to 127.0.0.1 still says whom it thinks it talks to."""
     ours = (b"localhost", b"localhost:8000", b"LOCALHOST", b"127.0.0.1:1", b"[::1]:8000", b"192.168.0.7")
-    others = (b"evil.example", b"localhost.evil.example:8000", b"127.0.0.1.evil.example", b"")
+    ours = (*ours, b"host.docker.internal:8000", socket.gethostname().encode())
+    others = (b"evil.example", b"localhost.evil.example:8000", b"127.0.0.1.evil.example", b"", b"x.docker.internal")
     for name in (*ours, *others):
         reply = await answer(server, LAST.replace(b"host: localhost", b"host: " + name))
         assert statuses(reply) == [200 if name in ours else 421], (name, reply)

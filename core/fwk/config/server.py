@@ -30,7 +30,9 @@ class ServerOptions(Options):
         None, "Let in only clients with a certificate of one of these authorities (PEM).", needs="ssl_certfile"
     )
     allowed_origins: tuple[str, ...] = option(
-        (), "Web pages of these origins (https://chat.example.org, or * for all) may use the server from a browser."
+        (),
+        "Web pages of these origins (https://chat.example.org, or * for all) may use the server from a browser "
+        "(default: on a loopback --host those of http://localhost and 127.0.0.1, of any port).",
     )
     api_key: str | None = option(
         None,
@@ -146,7 +148,7 @@ class ServerOptions(Options):
     allowed_hosts: tuple[str, ...] = option(
         (),
         "Names the Host header may hold ('*': any, '*.example.org': what ends so); others are refused with 421 "
-        "(default: any; without --api-key on a loopback --host: localhost and IP addresses).",
+        "(default: any; without --api-key on a loopback --host: localhost, IP addresses and the machine's own names).",
     )
     read_timeout: float = option(
         60.0, "Seconds a client may take to send a whole request until it is cut off with 408.", gt=0, le=86400

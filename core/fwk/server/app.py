@@ -21,6 +21,7 @@ from fwk.interfaces.dialect import Dialect, openai_error
 from fwk.interfaces.observer import Observer
 from fwk.server.admission import AdmissionController
 from fwk.server.keys import Keys
+from fwk.server.listening import LOCAL_PAGES
 from fwk.server.middleware import UNFORESEEN, RequestMiddleware, log_unforeseen
 from fwk.server.route_registry import AddRoutes, RouteRegistry
 
@@ -105,6 +106,9 @@ def guarded(
     return app
 
 
+_LOCAL_PAGES = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:[0-9]+)?"
+
+
 def _middleware(
     routes: Sequence[RouteRegistry],
     max_body_bytes: int,
@@ -128,7 +132,8 @@ def _middleware(
             (
                 CORSMiddleware,
                 {
-                    "allow_origins": allowed_origins,
+                    "allow_origins": [origin for origin in allowed_origins if origin != LOCAL_PAGES],
+                    "allow_origin_regex": _LOCAL_PAGES if LOCAL_PAGES in allowed_origins else None,
                     "allow_methods": ["GET", "POST", "DELETE"],
                     "allow_headers": ["*"],
                     "expose_headers": ["x-request-id", "retry-after"],

@@ -83,6 +83,15 @@ def is_public(options: ServerOptions) -> bool:
     return options.uds is None and not addresses.is_loopback(options.host)
 
 
+LOCAL_PAGES = "http://localhost:*"
+"""Stands among allowed origins for the pages that servers on this machine's loopback give out."""
+
+
+def allowed_origins(options: ServerOptions) -> tuple[str, ...]:
+    """Origins of the web pages that may read replies: by default those that this machine serves to itself."""
+    return options.allowed_origins or (() if is_public(options) else (LOCAL_PAGES,))
+
+
 def warn_if_open(options: ServerOptions, keys: Keys) -> None:
     """Say so if anybody on the network may use the model."""
     if is_public(options) and not keys.for_users:

@@ -17,6 +17,7 @@ from fwk.interfaces.model_names import is_form, names_of, read_all, replay
 from fwk.server.authorization import Access, Guard
 from fwk.server.keys import Keys
 
+_MAX_PATH = 256
 AddRoutes = Callable[[FastAPI], None]
 
 
@@ -80,7 +81,7 @@ class RouteRegistry:
                     return dialect.error_body(status, message, param, code)
         if status == 404:
             told = (dialect.elsewhere.get(scope.get("path", "")) for dialect in self._dialects.values())
-            message = next(filter(None, told), message)
+            message = next(filter(None, told), None) or self._address_to_use(scope) or message
         return openai_error(status, message, param, code)
 
     def _for_served_models(self, inner: ASGIApp) -> ASGIApp:
@@ -93,6 +94,18 @@ class RouteRegistry:
             await inner(scope, replay(messages, receive), send)
 
         return app
+
+    def _address_to_use(self, scope: Scope) -> str | None:
+        """What a client meant whose base address has ``/v1`` twice, not at all, or behind another prefix."""
+        path = scope.get("path", "")
+        if len(path) > _MAX_PATH:
+            return None
+        bare = path.rstrip("/")
+        for likely in (bare, f"/v1{bare}", bare[bare.rfind("/v1/") :] if "/v1/" in bare else bare):
+            meant = {**scope, "path": likely}
+            if likely != path and any(route.matches(meant)[0] is not Match.NONE for route in self._app.router.routes):
+                return f"there is nothing at {path}: use {likely} (a client's base address ends in /v1, once)"
+        return None
 
     def _check(self, owner: str, routes: Sequence[BaseRoute]) -> None:
         taken = {place: other for other, own in self._owned.items() if other != owner for place in _places(own)}

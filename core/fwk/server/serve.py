@@ -25,7 +25,7 @@ from fwk.process.memory_limits import memory_in_words
 from fwk.server.admission import AdmissionController
 from fwk.server.app import Reports, guarded
 from fwk.server.engine_process import EngineProcess
-from fwk.server.listening import Listening, bounds, forget, listen, offer, warn_if_open
+from fwk.server.listening import Listening, allowed_origins, bounds, forget, listen, offer, warn_if_open
 from fwk.server.served_model import ServedModel, Shared
 from fwk.setup.checkpoint import locate, num_bytes
 from fwk.types import EngineReady
@@ -160,7 +160,7 @@ class _Server:
             [model.routes for model in self._models],
             self._options.max_body_bytes,
             self._admission,
-            self._options.allowed_origins,
+            allowed_origins(self._options),
         )
 
     def _check_names(self) -> None:

@@ -28,6 +28,7 @@ from fwk.server.frontend import ServerFrontend
 from fwk.server.helper import new_helper, place_media, vet_grammar, warm_up, warm_up_media
 from fwk.server.keys import Keys
 from fwk.server.lifecycle import LifecycleManager
+from fwk.server.listening import allowed_origins
 from fwk.server.media_reader import MediaReader
 from fwk.server.model_engines import FeatureCall, ModelEngines
 from fwk.server.observer_dispatch import Observers
@@ -250,7 +251,7 @@ class ServedModel(ModelApp):
                 keys=shared.keys,
                 max_body_bytes=config.server.max_body_bytes,
                 admission=shared.admission,
-                allowed_origins=config.server.allowed_origins,
+                allowed_origins=allowed_origins(config.server),
             )
         components = ServerComponents(
             self.frontend, self._observers, parsers, self.routes, self.engines, self.lifecycles, shared.observers

@@ -1,5 +1,6 @@
 """/v1/models, /tokenize, /detokenize, and the documentation of the routes."""
 
+import httpx
 import pytest
 
 from fwk import __version__
@@ -88,3 +89,24 @@ async def test_the_routes_document_their_bodies(client):
 
 async def test_the_version_is_told(client):
     assert (await client.get("/version")).json() == {"version": __version__}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "likely"),
+    [
+        ("POST", "/chat/completions", "/v1/chat/completions"),
+        ("POST", "/v1/v1/chat/completions", "/v1/chat/completions"),
+        ("POST", "/openai/v1/embeddings/", "/v1/embeddings"),
+        ("GET", "/models/x/y", "/v1/models/x/y"),
+        ("GET", "/v1/v1/models/", "/v1/models"),
+        ("GET", "/v1/modelz", None),
+        ("GET", f"/{'x' * 300}", None),
+    ],
+)
+async def test_another_base_address_is_told_the_one_to_use(whole_app, dialect, method, path, likely):
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(whole_app(dialect)), base_url="http://test") as http:
+        reply = await http.request(method, path, json={} if method == "POST" else None)
+        named = (await http.get("/v1/models/")).json()
+    assert reply.status_code == 404
+    assert (f": use {likely} " in reply.text) if likely else (": use" not in reply.text)
+    assert named["object"] == "list", "no model without a name"

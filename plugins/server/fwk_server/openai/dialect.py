@@ -227,7 +227,9 @@ class OpenAIDialect(Dialect):
         return json_response(listed)
 
     async def retrieve_model(self, request: Request, name: str) -> Response:
-        """Describe the served model or a LoRA adapter."""
+        """Describe the served model or a LoRA adapter; without a name, list them."""
+        if not name:
+            return await self.list_models(request)
         model = adapters.retrieve_model(name, self._frontend)
         return json_response(anthropic_body(model) if _ANTHROPIC in request.headers else model)
 
