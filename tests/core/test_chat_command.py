@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -87,3 +88,23 @@ def test_lines_of_earlier_sessions_are_kept(monkeypatch: pytest.MonkeyPatch, tmp
     with module._line_editing():
         assert readline.get_history_item(1) == "said before"
     readline.clear_history()
+
+
+def test_a_conversation_without_an_answer_has_an_exit_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = iter(["one", "fail", EOFError()])
+
+    def read(prompt: str) -> str:
+        line = next(said)
+        if isinstance(line, EOFError):
+            raise line
+        return line
+
+    monkeypatch.setattr("builtins.input", read)
+    assert _converse(Chat(Model())) == 1
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # it does not listen
+        for address in (f"http://127.0.0.1:{nobody.getsockname()[1]}", "http://127.0.0.1:x"):
+            assert module.run(["--url", address]) == 1
+            assert f"{address}: " in capsys.readouterr().err

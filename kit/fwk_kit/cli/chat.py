@@ -16,7 +16,7 @@ from fwk.cli.option_parsing import Parser
 from fwk.errors import FwkError
 from fwk.process.log import set_up_log
 from fwk.types import SamplingParams
-from fwk_kit.cli.remote_chat import remote
+from fwk_kit.cli.remote_chat import reach, remote
 
 Messages = list[dict[str, str]]
 Sampling = dict[str, Any]
@@ -57,6 +57,11 @@ def run(argv: Sequence[str]) -> int:
     if any(word == "--url" or word.startswith("--url=") for word in argv):
         arguments = parser.parse_args(argv)
         answer = remote(arguments.url, arguments.key, arguments.bare_model)
+        try:
+            reach(arguments.url)
+        except FwkError as error:
+            note(f"error: {error}")
+            return 1
         return _converse(Chat(answer, arguments.system, _given(arguments)))
     plugins, config, arguments = read_options(parser, argv)
     set_up_log("warning")
@@ -83,6 +88,7 @@ class Chat:
     system: str | None = None
     sampling: Sampling = field(default_factory=dict[str, Any])
     messages: Messages = field(default_factory=list[dict[str, str]])
+    has_failed: bool = False  # the last message had no answer
 
     def __post_init__(self) -> None:
         self.clear()
@@ -94,7 +100,7 @@ class Chat:
     def say(self, text: str) -> None:
         """Send a message and print the answer; an error takes the message back."""
         self.messages.append({"role": "user", "content": text})
-        reply = ""
+        reply, self.has_failed = "", False
         try:
             for piece in self.answer(self.messages, self.sampling):
                 reply += piece
@@ -104,6 +110,7 @@ class Chat:
         except FwkError as error:
             note(f"error: {error}")
             self.messages.pop()
+            self.has_failed = True
             return
         print()
         self.messages.append({"role": "assistant", "content": reply})
@@ -172,7 +179,7 @@ class Chat:
 
 
 def _converse(chat: Chat) -> int:
-    """The dialogue itself."""
+    """The dialogue itself: the exit code, 1 where the last message had no answer."""
     is_terminal = sys.stdin.isatty()
     with _line_editing() if is_terminal else contextlib.nullcontext():
         if is_terminal:
@@ -183,7 +190,7 @@ def _converse(chat: Chat) -> int:
                     break
             elif text:
                 chat.say(text)
-    return 0
+    return int(chat.has_failed)
 
 
 def _read(prompt: str) -> str | None:

@@ -10,11 +10,13 @@ from typing import Any
 
 from fwk.errors import RequestFailed
 
+CONNECT_SECONDS = 20
+
 
 def remote(address: str, key: str | None, model: str | None) -> Callable[[Any, dict[str, Any]], Iterator[str]]:
     """A function from messages and sampling fields to the pieces of an answer."""
-    url = urllib.parse.urlsplit(address if "//" in address else f"http://{address}")
-    connect = http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
+    url = _split(address)
+    connect = _connection_of(url)
 
     def answer(messages: Any, sampling: dict[str, Any]) -> Iterator[str]:
         body = {"messages": messages, "stream": True, **sampling, **({"model": model} if model else {})}
@@ -35,6 +37,25 @@ def remote(address: str, key: str | None, model: str | None) -> Callable[[Any, d
             connection.close()
 
     return answer
+
+
+def reach(address: str) -> None:
+    """Raise ``RequestFailed`` for an address at which nothing listens."""
+    url = _split(address)
+    try:
+        connection = _connection_of(url)(url.netloc, timeout=CONNECT_SECONDS)
+        connection.connect()
+        connection.close()
+    except (OSError, http.client.InvalidURL) as error:
+        raise RequestFailed(f"{address}: {error}: start a server with fwk serve, or leave --url out") from None
+
+
+def _split(address: str) -> urllib.parse.SplitResult:
+    return urllib.parse.urlsplit(address if "//" in address else f"http://{address}")
+
+
+def _connection_of(url: urllib.parse.SplitResult) -> type[http.client.HTTPConnection]:
+    return http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
 
 
 def _pieces(response: http.client.HTTPResponse) -> Iterator[str]:
