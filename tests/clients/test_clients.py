@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -89,3 +91,53 @@ def test_node(node_with: Callable[..., tuple[str, Path]], urls: tuple[str, str])
     node, folder = node_with("openai")
     program = shutil.copy(PROGRAMS / "with_openai_node.mjs", folder)  # it imports from the folder it lies in
     run_program([node, str(program)], urls, COMMON | {"stream_helper", "embeddings", "aborted"})
+
+
+CODEX = """
+model = "scripted"
+model_provider = "fwk"
+[model_providers.fwk]
+name = "fwk"
+base_url = "http://127.0.0.1:{port}/v1"
+wire_api = "responses"
+"""
+
+
+def test_codex(node_with: Callable[..., tuple[str, Path]], tmp_path: Path) -> None:
+    """Codex as npm has it: two calls of its shell and an answer, and a second turn of the same session."""
+    _, packages = node_with("@openai/codex")
+    home, work = tmp_path / "home", tmp_path / "work"
+    home.mkdir()
+    work.mkdir()
+    with (tmp_path / "log").open("w") as log:
+        server = subprocess.Popen(
+            [sys.executable, str(PROGRAMS / "scripted_server.py"), str(tmp_path)], stdout=log, stderr=log
+        )
+    try:
+        deadline = time.monotonic() + 120
+        while not (tmp_path / "port").exists():
+            assert server.poll() is None, (tmp_path / "log").read_text()[-3000:]
+            assert time.monotonic() < deadline, (tmp_path / "log").read_text()[-3000:]
+            time.sleep(0.2)
+        (home / "config.toml").write_text(CODEX.format(port=(tmp_path / "port").read_text()))
+        codex = [str(packages / "node_modules/.bin/codex"), "exec", "--skip-git-repo-check"]
+        codex.append("--dangerously-bypass-approvals-and-sandbox")
+        for words in (["Write a note and read it"], ["resume", "--last", "What does it say?"]):
+            done = subprocess.run(
+                [*codex, *words],
+                capture_output=True,
+                text=True,
+                timeout=200,
+                cwd=work,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "CODEX_HOME": str(home)},
+            )
+            assert done.returncode == 0, done.stderr[-3000:]
+            assert "The note says: " in done.stdout, done.stdout[-3000:]
+    finally:
+        server.terminate()
+        server.wait(60)
+    assert (work / "note.txt").read_text() == "written by a tool\n"
+    log_text = (tmp_path / "log").read_text()
+    assert "tools of type 'web_search' are not offered to the model" in log_text
+    assert "Traceback" not in log_text

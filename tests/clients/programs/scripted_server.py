@@ -1,0 +1,71 @@
+"""A server with the chat dialects whose model is a script: it makes two calls of a shell tool, then answers.
+
+``scripted_server.py FOLDER``: writes its port to ``FOLDER/port`` once it listens.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import uvicorn
+
+from fwk.config import ServerOptions
+from fwk.interfaces.dialect import DialectContext, GenerateInput, ModelCard
+from fwk.interfaces.parser import ParserContext
+from fwk.server.admission import AdmissionController
+from fwk.server.app import Reports, build_app
+from fwk.server.keys import Keys
+from fwk_kit.testing import fake_frontend
+from fwk_kit.testing.fake_frontend import FakeFrontend, Step, deltas_of
+from fwk_parsers.json.parser import JsonParser
+from fwk_server.anthropic.dialect import AnthropicDialect
+from fwk_server.openai.dialect import OpenAIDialect
+from fwk_server.openai_responses.dialect import ResponsesDialect
+
+COMMANDS = ("echo written by a tool > note.txt", "cat note.txt")
+CONTEXT = 1_000_000
+"""An agent's instructions are ten thousands of bytes, each of which is a token here."""
+
+
+def build(frontend: FakeFrontend) -> None:
+    """Have the frontend call a shell for each command, and answer when there is a result of the last."""
+
+    def script(item: GenerateInput) -> Iterable[Step]:
+        seen = frontend.text.seen
+        names = {tool["function"]["name"] for tool in seen.tools or ()}
+        number = sum(message["role"] == "tool" for message in seen.messages)
+        text = f"The note says: {seen.messages[-1]['content']}"
+        if "exec_command" in names and number < len(COMMANDS):
+            text = json.dumps({"name": "exec_command", "arguments": {"cmd": COMMANDS[number]}})
+        return [[delta] for delta in deltas_of(item, text)]
+
+    frontend.script = script
+    frontend.card = ModelCard("scripted", "org/scripted", 1_700_000_000, CONTEXT, fake_frontend.VOCAB_SIZE)
+    frontend.tool_parser = lambda tools, tail="", is_forced=False: JsonParser(ParserContext(tools, tail))
+
+
+def main(folder: Path) -> None:
+    fake_frontend.MAX_MODEL_LEN = CONTEXT
+    frontend = FakeFrontend()
+    build(frontend)
+    dialects = [make(DialectContext(frontend)) for make in (OpenAIDialect, ResponsesDialect, AnthropicDialect)]
+    app = build_app(
+        dialects,
+        [],
+        reports=Reports(lambda: None, lambda: None, dict),
+        keys=Keys(),
+        admission=AdmissionController(ServerOptions(), 100),
+        max_body_bytes=1 << 22,
+    )
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    (folder / "port").write_text(str(listener.getsockname()[1]))
+    uvicorn.Server(uvicorn.Config(app, log_level="warning", ws="none")).run(sockets=[listener])
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
