@@ -117,9 +117,8 @@ async def test_tokens_are_counted(sdk, frontend):
     assert counted.input_tokens == len(frontend.items[0].prompt_token_ids)
 
 
-@pytest.mark.parametrize(
-    ("fields", "error", "said"),
-    [
+async def test_what_is_refused(sdk):
+    for fields, error, said in (
         ({"model": "other"}, "NotFoundError", "not served"),
         ({"extra_body": {"temperature": 2.0}}, "BadRequestError", "temperature"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "BadRequestError", "role must be"),
@@ -143,12 +142,10 @@ async def test_tokens_are_counted(sdk, frontend):
             "BadRequestError",
             "trigger.type",
         ),
-    ],
-)
-async def test_what_is_refused(sdk, fields, error, said):
-    with pytest.raises(getattr(anthropic, error), match=said) as caught:
-        await sdk.messages.create(**{"model": "tiny", "max_tokens": 9, "messages": HI, **fields})
-    assert caught.value.body["type"] == "error"
+    ):
+        with pytest.raises(getattr(anthropic, error), match=said) as caught:
+            await sdk.messages.create(**{"model": "tiny", "max_tokens": 9, "messages": HI, **fields})
+        assert caught.value.body["type"] == "error"
 
 
 async def test_documents_that_are_text_are_read(sdk, frontend):
@@ -163,17 +160,14 @@ async def test_documents_that_are_text_are_read(sdk, frontend):
     assert b"Notes\none\n\na scan\npage two\n\nWhat do they say?" in prompt
 
 
-@pytest.mark.parametrize(
-    ("block", "sentence"),
-    [
+async def test_other_documents_are_refused(sdk):
+    for block, sentence in (
         ({"source": {"type": "base64", "media_type": "application/pdf", "data": ""}}, "a document of type 'base64'"),
         ({"source": {"type": "text", "data": "x"}, "citations": {"enabled": True}}, "nothing is cited here"),
-    ],
-)
-async def test_other_documents_are_refused(sdk, block, sentence):
-    turns = [{"role": "user", "content": [{"type": "document", **block}]}]
-    with pytest.raises(anthropic.BadRequestError, match=sentence):
-        await sdk.messages.create(model="tiny", max_tokens=64, messages=turns)
+    ):
+        turns = [{"role": "user", "content": [{"type": "document", **block}]}]
+        with pytest.raises(anthropic.BadRequestError, match=sentence):
+            await sdk.messages.create(model="tiny", max_tokens=64, messages=turns)
 
 
 async def test_every_member_of_the_published_message(sdk, frontend):

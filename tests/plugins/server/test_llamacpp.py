@@ -155,9 +155,8 @@ async def test_text_in_the_middle(post, infills):
     assert item.sampling.stop_token_ids == [7]
 
 
-@pytest.mark.parametrize(
-    ("path", "fields", "sentence"),
-    [
+async def test_wrong_bodies_are_refused_with_a_sentence(post, frontend):
+    for path, fields, sentence in (
         ("/completion", {}, "prompt is required"),
         ("/completion", {"prompt": 3}, "prompt must be"),
         ("/completion", {"prompt": "a", "n_predict": -2}, "max_tokens|n_predict"),
@@ -172,13 +171,11 @@ async def test_text_in_the_middle(post, infills):
         ("/infill", {"input_prefix": "a", "input_suffix": "b", "input_extra": [{}]}, r"input_extra\[0\].text must be"),
         ("/infill", {"input_prefix": "a", "input_suffix": "b"}, "no tokens for text in the middle"),
         ("/apply-template", {}, "messages"),
-    ],
-)
-async def test_wrong_bodies_are_refused_with_a_sentence(post, frontend, path, fields, sentence):
-    error = (await post(path, 400, **fields))["error"]
-    assert (error["code"], error["type"]) == (400, "invalid_request_error")
-    assert re.search(sentence, error["message"]), error
-    assert frontend.items == []
+    ):
+        error = (await post(path, 400, **fields))["error"]
+        assert (error["code"], error["type"]) == (400, "invalid_request_error")
+        assert re.search(sentence, error["message"]), error
+        assert frontend.items == []
 
 
 async def test_templates_and_props(post, client, frontend):

@@ -75,19 +75,19 @@ async def test_what_model_names(api, frontend, model, adapter):
     assert (await api.post("/detokenize", {"tokens": [97], **body})).status_code == 200
 
 
-@pytest.mark.parametrize(
-    "name", ["nobody", "tiny:", "tiny:nobody", "tiny:tiny", "poet:tiny", "poet:", ":poet", "tiny:tiny:poet", "Poet"]
-)
-async def test_unknown_models(api, client, frontend, name):
-    for path, body in (
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}),
-        ("/v1/completions", {"prompt": "Hi"}),
-        ("/tokenize", {"prompt": "Hi"}),
-    ):
-        error = await api.refused(path, body | {"model": name}, 404)
-        assert (error["code"], error["param"]) == ("model_not_found", "model")
-    reply = await client.get(f"/v1/models/{name}")
-    assert (reply.status_code, reply.json()["error"]["code"]) == (404, "model_not_found")
+async def test_unknown_models(api, client, frontend):
+    bodies = {
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}]},
+        "/v1/completions": {"prompt": "Hi"},
+        "/tokenize": {"prompt": "Hi"},
+    }
+    unknown = ("nobody", "tiny:", "tiny:nobody", "tiny:tiny", "poet:tiny", "poet:", ":poet", "tiny:tiny:poet", "Poet")
+    for name in unknown:
+        for path, body in bodies.items():
+            error = await api.refused(path, body | {"model": name}, 404)
+            assert (error["code"], error["param"]) == ("model_not_found", "model"), (path, name)
+        reply = await client.get(f"/v1/models/{name}")
+        assert (reply.status_code, reply.json()["error"]["code"]) == (404, "model_not_found"), name
     assert not frontend.items
 
 
@@ -140,9 +140,8 @@ async def test_load_and_unload(api, frontend, load, unload):
     assert frontend.calls == [("new", "some/folder"), "new"]
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "param"),
-    [
+async def test_wrong_bodies(api, frontend):
+    for path, body, param in (
         (LOAD, {}, "lora_name"),
         (LOAD, {"lora_name": "x"}, "lora_path"),
         (LOAD, {"lora_name": "", "lora_path": "x"}, "lora_name"),
@@ -153,12 +152,10 @@ async def test_load_and_unload(api, frontend, load, unload):
         (LOAD, {"lora_name": "x", "lora_path": "x", "load_inplace": True}, "load_inplace"),
         (UNLOAD, {}, "lora_name"),
         (UNLOAD, {"lora_name": None}, "lora_name"),
-    ],
-)
-async def test_wrong_bodies(api, frontend, path, body, param):
-    for one in path:
-        assert (await api.refused(one, body))["param"] == param
-    assert not frontend.calls
+    ):
+        for one in path:
+            assert (await api.refused(one, body))["param"] == param, (one, body)
+        assert not frontend.calls
 
 
 async def test_errors_of_loading(api):

@@ -295,9 +295,8 @@ async def test_the_length_limit_and_a_failure(sdk, http, frontend, fake):
         await sdk.responses.retrieve(last["response"]["id"])
 
 
-@pytest.mark.parametrize(
-    ("fields", "said", "param"),
-    [
+async def test_what_is_refused(http, frontend):
+    for fields, said, param in (
         ({"model": "other"}, "not served", "model"),
         ({"input": []}, "must not be empty", "input"),
         ({"input": None}, "input is missing", "input"),
@@ -327,15 +326,13 @@ async def test_the_length_limit_and_a_failure(sdk, http, frontend, fake):
         ({"prompt": {"id": "x"}}, "prompts are not kept", "prompt"),
         ({"max_output_tokens": 0}, "max_output_tokens", "max_output_tokens"),
         ({"metadata": {str(i): "" for i in range(17)}}, "at most 16", "metadata"),
-    ],
-)
-async def test_what_is_refused(http, frontend, fields, said, param):
-    reply = await http.post("/v1/responses", json={"input": "Hi", **fields})
-    assert reply.status_code in (400, 404)
-    error = reply.json()["error"]
-    assert said in error["message"]
-    assert error["param"] == param
-    assert not frontend.items
+    ):
+        reply = await http.post("/v1/responses", json={"input": "Hi", **fields})
+        assert reply.status_code in (400, 404), fields
+        error = reply.json()["error"]
+        assert said in error["message"], fields
+        assert error["param"] == param
+        assert not frontend.items
 
 
 async def test_a_schema_reaches_the_engine(sdk, frontend):

@@ -167,9 +167,8 @@ async def test_vectors(api, serves):
     assert struct.unpack("<2f", base64.b64decode(item["data"])) == (4.0, 0.5)
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "reason"),
-    [
+async def test_what_is_wrong_is_named(api, cross_encoder):
+    for path, body, reason in (
         ("/rerank", {"query": "a", "documents": []}, "documents must be 1 to 2048 texts"),
         ("/rerank", {"query": "a", "documents": ["x", 3]}, "documents must be 1 to 2048 texts"),
         ("/rerank", {"query": "a", "documents": "x"}, "documents must be 1 to 2048 texts"),
@@ -179,13 +178,11 @@ async def test_vectors(api, serves):
         ("/score", {"text_1": "a", "text_2": [1]}, "text_2 must be a text or 1 to 2048 texts"),
         ("/pooling", {"input": []}, "input must not be empty"),
         ("/classify", {"input": {}}, "input must be a string"),
-    ],
-)
-async def test_what_is_wrong_is_named(api, cross_encoder, path, body, reason):
-    reply = await api.post(path, body)
-    assert reply.status_code in (400, 404)
-    assert reason in reply.json()["error"]["message"]
-    assert not cross_encoder.embedded
+    ):
+        reply = await api.post(path, body)
+        assert reply.status_code in (400, 404), (path, body)
+        assert reason in reply.json()["error"]["message"]
+        assert not cross_encoder.embedded
 
 
 async def test_a_model_that_generates_has_nothing_to_score_with(api):

@@ -99,9 +99,8 @@ async def test_a_stream_has_the_text_so_far(client, frontend):
     assert json.loads(broken.text.split("\n\n")[1].removeprefix("data: "))["error"]["message"] == "bad luck"
 
 
-@pytest.mark.parametrize(
-    ("fields", "sentence"),
-    [
+async def test_wrong_bodies_are_refused_in_sglangs_shape(post, frontend):
+    for fields, sentence in (
         ({"text": 3}, "text must be a string"),
         ({"text": "a", "input_ids": [1]}, "either text or input_ids"),
         ({"sampling_params": {}}, "either text or input_ids"),
@@ -115,12 +114,10 @@ async def test_a_stream_has_the_text_so_far(client, frontend):
         ({"text": "a", "image_data": "x"}, "image_data is not supported"),
         ({"text": "a", "nothing_such": 1}, "nothing_such is not supported"),
         ({"text": "a", "custom_logit_processor": "x"}, "custom_logit_processor"),
-    ],
-)
-async def test_wrong_bodies_are_refused_in_sglangs_shape(post, frontend, fields, sentence):
-    error = (await post(400, **fields))["error"]
-    assert re.search(sentence, error["message"]), error
-    assert frontend.items == []
+    ):
+        error = (await post(400, **fields))["error"]
+        assert re.search(sentence, error["message"]), error
+        assert frontend.items == []
 
 
 async def test_a_failure_is_told(post, frontend):

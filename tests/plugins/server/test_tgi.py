@@ -352,9 +352,8 @@ async def test_prefill_details_are_for_whole_replies(post):
     assert "`decoder_input_details` == true is not supported when streaming tokens" in error["error"]
 
 
-@pytest.mark.parametrize(
-    ("content", "status", "message"),
-    [
+async def test_wrong_bodies(client):
+    for content, status, message in (
         (b"{", 400, "not valid JSON"),
         (b"[]", 400, "must be a JSON object"),
         (b'{"parameters": {}}', 422, "inputs"),
@@ -362,15 +361,13 @@ async def test_prefill_details_are_for_whole_replies(post):
         (b'{"inputs": ""}', 422, "`inputs` cannot be empty"),
         (b'{"inputs": "a", "parameters": []}', 422, "parameters"),
         (b'{"inputs": "\\ud800"}', 400, "not valid JSON"),
-    ],
-)
-async def test_wrong_bodies(client, content, status, message):
-    reply = await client.post("/generate", content=content, headers={"content-type": "application/json"})
-    assert reply.status_code == status
-    error = reply.json()
-    assert set(error) == {"error", "error_type"}
-    assert message in error["error"]
-    assert error["error_type"] == "validation"
+    ):
+        reply = await client.post("/generate", content=content, headers={"content-type": "application/json"})
+        assert reply.status_code == status, content
+        error = reply.json()
+        assert set(error) == {"error", "error_type"}
+        assert message in error["error"]
+        assert error["error_type"] == "validation"
 
 
 async def test_a_long_prompt_names_the_field(client):
