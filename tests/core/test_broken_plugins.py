@@ -119,6 +119,7 @@ def tiny(folder: Path, plugins: PluginSet, **options: Any) -> fwk.LLM:
     return fwk.LLM(str(folder), load_format="dummy", plugins=plugins, **limits, **options)  # type: ignore[arg-type]
 
 
+@pytest.mark.gate(3)
 @pytest.mark.parametrize("name", DECLARED)
 def test_one_that_is_not_selected_costs_a_warning(install: Callable[..., Path], tiny_folder: Path, name: str) -> None:
     source, said = DECLARED[name]

@@ -30,7 +30,7 @@ def generated(folder: Path, **options: Any) -> tuple[list[list[int]], list[float
         return [done.token_ids for done in found], chances, dict(llm.engine.info.chosen)
 
 
-@pytest.mark.gate(1)
+@pytest.mark.sweep  # a pair of tests/contracts/test_pairs.py has two ranks, and plugins/moe the numbers
 @pytest.mark.parametrize("kind", ["qwen3_moe", "deepseek_v2"])
 def test_two_ranks_say_what_one_and_transformers_say(kind: str, tmp_path: Path) -> None:
     """The latter has shared experts, which stay divided in themselves."""

@@ -124,6 +124,7 @@ def raised(action: Callable[[], Any], found: list[BaseException]) -> Callable[[]
     return work
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("is_first", [True, False])
 def test_two_nodes_say_what_one_process_says(run: Run, is_first: bool) -> None:
     """The nodes may be started in either order; they end when node 0 does, with a sentence."""
