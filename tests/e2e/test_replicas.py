@@ -16,7 +16,7 @@ import fwk
 from fwk.errors import ConfigError
 from tests.helpers.client import Streamed, connect, together
 from tests.helpers.rig import FAKE, Server, is_alive, until
-from tests.helpers.servers import Start
+from tests.helpers.servers import Shared, Start
 
 TWO = (*FAKE, "--fake-step-ms", "20", "--data-parallel-size", "2")
 
@@ -30,8 +30,13 @@ def finished(server: Server) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def pair(spawn: Start) -> Server:
-    return spawn(*TWO)
+def shared_pair(spawn: Start) -> Shared:
+    return Shared(spawn, TWO)
+
+
+@pytest.fixture
+def pair(shared_pair: Shared) -> Server:
+    return shared_pair.server()
 
 
 @pytest.fixture(scope="module")
@@ -83,11 +88,10 @@ async def test_the_shortest_queue_gets_the_request(shortest: Server) -> None:
     shortest.check_invariants()
 
 
-async def test_an_engine_that_dies_takes_only_its_own_requests_with_it(spawn: Start, fake: Server) -> None:
-    server = spawn(*TWO)
-    engines = server.engines()
+async def test_an_engine_that_dies_takes_only_its_own_requests_with_it(pair: Server, fake: Server) -> None:
+    engines = pair.engines()
     assert len(engines) == 2
-    async with connect(server) as client, connect(fake) as one:
+    async with connect(pair) as client, connect(fake) as one:
         streams = [Streamed() for _ in range(8)]
         work = [client.stream(s, prompt=f"stream {i}", max_tokens=100) for i, s in enumerate(streams)]
         running = asyncio.ensure_future(together(work))
@@ -102,20 +106,20 @@ async def test_an_engine_that_dies_takes_only_its_own_requests_with_it(spawn: St
             assert stream.is_done
             if not stream.errors:
                 assert [stream.token_ids[0]] == tokens
-        reply = server.get("/health")
+        reply = pair.get("/health")
         assert reply.status_code == 200
         assert reply.json()["status"] == "degraded"
         assert reply.json()["reason"].startswith("engine ")
-        assert sum(replica["trouble"] is not None for replica in replicas(server)) == 1
-        assert server.log.count("dead: engine ") == 1
+        assert sum(replica["trouble"] is not None for replica in replicas(pair)) == 1
+        assert pair.log.count("dead: engine ") == 1
         again = await together([client.complete(prompt=f"stream {i}", max_tokens=100) for i in range(4)])
         assert again == expected[:4]
-        until(server.is_idle, 5, "gauges of the dead engine are gone")
+        until(pair.is_idle, 5, "gauges of the dead engine are gone")
     engines[0].send_signal(signal.SIGKILL)
-    until(lambda: server.health() == 503, 3, "health 503 without any engine")
-    assert server.post({"prompt": "Hi"}).status_code == 503
-    assert server.stop() == 0
-    assert not server.leftovers
+    until(lambda: pair.health() == 503, 3, "health 503 without any engine")
+    assert pair.post({"prompt": "Hi"}).status_code == 503
+    assert pair.stop() == 0
+    assert not pair.leftovers
 
 
 @pytest.mark.sweep
@@ -136,7 +140,7 @@ async def test_an_engine_that_hangs_gets_no_requests_until_it_answers_again(spaw
     assert not server.leftovers
 
 
-@pytest.mark.gate(1)
+@pytest.mark.sweep  # as tests/faults/test_start_up.py has of other options
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

@@ -20,7 +20,7 @@ import pytest
 from fwk_http import handover
 from tests.helpers.client import Streamed, connect, dial, raw_request
 from tests.helpers.rig import FAKE, Server, until
-from tests.helpers.servers import Start
+from tests.helpers.servers import Shared, Start
 
 SLOW = (*FAKE, "--fake-step-ms", "20", "--shutdown-timeout", "30")
 
@@ -86,9 +86,13 @@ async def test_no_request_is_lost(spawn: Start) -> None:
 
 
 @pytest.fixture(scope="module")
-def old(spawn: Start) -> Server:
-    """Of two tests: the second one ends it."""
-    return spawn(*SLOW)
+def shared(spawn: Start) -> Shared:
+    return Shared(spawn, SLOW)
+
+
+@pytest.fixture
+def old(shared: Shared) -> Server:
+    return shared.server()
 
 
 def test_one_that_fails_changes_nothing(spawn: Start, old: Server, tmp_path: Path) -> None:
