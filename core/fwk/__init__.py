@@ -9,6 +9,7 @@ import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from fwk.interfaces import deprecated as deprecated
 from fwk.process.threads import spin_briefly
 
 if TYPE_CHECKING:

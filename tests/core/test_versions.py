@@ -147,6 +147,7 @@ def next_core() -> dict[str, ApiVersion]:
     }
 
 
+@pytest.mark.filterwarnings("default:fwk.interfaces.cache is called:DeprecationWarning")
 def test_the_next_core_adapts_declarations_and_objects_alike(v1: None) -> None:
     plugins = discover(
         points=[p for p in entry_points(group="fwk") if p.name.startswith("acme.")], versions=next_core()
@@ -166,6 +167,7 @@ def test_a_retired_version_is_refused_by_name(v1: None) -> None:
     assert "the oldest this fwk takes is 2: install a newer acme" in plugins.broken[0].sentence()
 
 
+@pytest.mark.filterwarnings("default:fwk.interfaces.cache is called:DeprecationWarning")
 def test_the_package_of_version_1_serves_unchanged(v1: None, tiny_llm: Callable[..., fwk.LLM]) -> None:
     plugins = discover()
     assert plugins.broken == []

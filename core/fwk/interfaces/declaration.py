@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal, cast
 from packaging.requirements import Requirement
 
 from fwk.config import EngineOptions, Options
+from fwk.interfaces.deprecated import follow_renamed_methods
 from fwk.types import ModelConfig
 
 
@@ -201,6 +202,10 @@ class Declaration:
     limits: tuple[Limit, ...] = ()
     asks: tuple[Ask, ...] = ()
     offers: frozenset[str] = frozenset()
+
+    def __init_subclass__(cls, **words: Any) -> None:
+        super().__init_subclass__(**words)
+        follow_renamed_methods(cls, {"reluctance": "auto_skip_reason"})
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from fwk.interfaces.declaration import Declaration
+from fwk.interfaces.deprecated import follow_renamed_methods
 from fwk.types import Request
 
 
@@ -79,6 +80,14 @@ class ScheduleContext:
     options: Any = None
 
 
+_FORMER_METHODS = {
+    "displaced": "choose_preemption_victim",
+    "ended": "on_finished",
+    "started": "on_started",
+    "waits": "on_waiting",
+}
+
+
 class SchedulePolicy:
     """Answers questions; cannot break the accounting whatever it answers.
 
@@ -90,6 +99,10 @@ class SchedulePolicy:
     policy what happens; they and ``rank`` are called once for each event, ``order`` and ``choose_preemption_victim`` at
     most once a step.
     """
+
+    def __init_subclass__(cls, **words: Any) -> None:
+        super().__init_subclass__(**words)
+        follow_renamed_methods(cls, _FORMER_METHODS)
 
     def __init__(self, context: ScheduleContext) -> None:
         self.context = context
