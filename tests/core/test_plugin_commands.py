@@ -188,7 +188,30 @@ def test_doctor_finds_what_is_wrong(tmp_path: Path) -> None:
     assert "leave it out" in told["warning", "cache.radix"]
     assert "pip install 'rocket>=3'" in told["note", "load_balancers.needy"]
     assert "ms to declare" in told["note", "load_balancers.slow"]
+    assert told["error", "load_balancers.slow"] == (
+        "plugin 'load_balancers.slow' from acme-slow 1.0 failed to import nowhere:Nothing: "
+        "ModuleNotFoundError: No module named 'nowhere'"
+    )
+    assert ("error", "load_balancers.needy") not in told, "serve would not import it"
     assert fwk("plugins", "doctor", site=tmp_path, code=1).splitlines()[-1].endswith("other findings")
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "said"),
+    [
+        ("round_robin", "", "'round_robin' is declared by 'load_balancers.round_robin' from fwk"),
+        ("round_robin", ", api=99", "was written for version 99 of the load_balancers interface"),
+    ],
+)
+def test_a_built_in_is_not_tested_in_place_of_a_package_of_its_name(
+    tmp_path: Path, name: str, more: str, said: str
+) -> None:
+    (tmp_path / "acme.py").write_text(SOURCE.format(name=name, override=False, more=more))
+    write_metadata(tmp_path, "acme", {"acme.all": "acme"})
+    for asked in (name, f"load_balancers.{name}", "acme"):
+        told = fwk("plugins", "test", asked, site=tmp_path, code=2)
+        assert said in told.splitlines()[-1]
+    assert fwk("--version", site=tmp_path).endswith("0.1.0\n"), "needs neither"
 
 
 def test_doctor_compares_with_a_server(tmp_path: Path) -> None:

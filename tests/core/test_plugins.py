@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tomllib
@@ -11,10 +12,11 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from tests.helpers.fake_plugins import FakeEntryPoint, plugin
+from tests.helpers.fake_plugins import FakeEntryPoint, declare, plugin
 
 import fwk
-from fwk import AttentionBackendSpec, Facts, Host, Needs, SchedulePolicySpec
+from fwk import AttentionBackendSpec, Facts, Host, Needs, SchedulePolicySpec, hookimpl
+from fwk.config import EngineOptions
 from fwk.errors import PluginError, PluginLoadError
 from fwk.interfaces.declaration import installed_version
 from fwk.plugins import FAMILIES, PluginSet, choose, discover, find, load_object
@@ -175,18 +177,119 @@ def test_duplicate_names_name_both_packages() -> None:
         FakeEntryPoint("attention.one", plugin(attention("same")), "alpha", "1"),
         FakeEntryPoint("attention.two", plugin(attention("same")), "beta", "2"),
     ]
-    with pytest.raises(PluginError, match=r"declared by 'attention.one' from alpha 1 and by 'attention.two' from beta"):
-        found(*points)
+    warnings: list[str] = []
+    plugins = found(*points, warn=warnings.append)
+    sentence = (
+        "attention backend 'same' is declared by 'attention.one' from alpha 1 and by 'attention.two' from beta 2; "
+        "uninstall one of the two packages"
+    )
+    assert warnings == [sentence]
+    with pytest.raises(PluginError, match=re.escape(sentence)):
+        choose(plugins, "attention", "same", Facts())
+    selection = choose(plugins, "attention", "auto", Facts())
+    assert selection.chosen is not None, "what nobody asked for by name ends nothing"
 
 
-def test_overriding_takes_both_sides_consent() -> None:
-    own = FakeEntryPoint("attention.own", plugin(attention("same")), "fwk", "1")
-    other = FakeEntryPoint("attention.two", plugin(attention("same", override=True)), "beta", "2")
-    with pytest.raises(PluginError, match=r"--allow-override attention\.same"):
-        found(other, own)
-    plugins = found(other, own, allow_override=["attention.same"])
-    assert find(plugins, "attention", "same").package == "beta"
-    assert [item.package for item in plugins.overridden] == ["fwk"]
+@pytest.mark.parametrize(
+    ("owner", "override", "allowed", "winner"),
+    [
+        ("fwk", False, [], "fwk"),
+        ("fwk", True, [], "beta"),
+        ("fwk", False, ["attention.same"], "beta"),
+        ("alpha", True, [], "alpha"),
+        ("alpha", False, ["attention.same"], "alpha"),
+        ("alpha", True, ["attention.same"], "beta"),
+    ],
+)
+def test_a_name_is_taken_from_a_built_in_by_either_consent_and_from_a_package_by_both(
+    owner: str, override: bool, allowed: list[str], winner: str
+) -> None:
+    own = FakeEntryPoint("attention.own", plugin(attention("same")), owner, "1")
+    other = FakeEntryPoint(
+        "attention.two", plugin(attention("same", override=override), attention("more")), "beta", "2"
+    )
+    plugins = found(other, own, allow_override=allowed)
+    assert find(plugins, "attention", "same").package == winner
+    assert find(plugins, "attention", "more").package == "beta", "its other declarations stand"
+    assert [item.package for item in plugins.overridden] == ([owner] if winner == "beta" else [])
+    said = plugins.contested("attention.same")
+    assert (said is None) == (winner == "beta")
+    if owner == "fwk" and said is not None:
+        assert said == (
+            "attention backend 'same' is declared by 'attention.own' from fwk 1 and by 'attention.two' from beta 2; "
+            "say --allow-override attention.same to use that of beta, whose author can say override=True in its "
+            "AttentionBackendSpec instead, or uninstall beta"
+        )
+
+
+def test_a_contested_name_that_an_option_has_unless_said_ends_nothing() -> None:
+    taken = plugin(SchedulePolicySpec(name="fcfs", load="a:b"), hook="schedule_policies")
+    own = plugin(SchedulePolicySpec(name="fcfs", load="c:d"), hook="schedule_policies")
+    points = [FakeEntryPoint("schedulers.fcfs", own, "fwk"), FakeEntryPoint("schedulers.fcfs", taken, "beta")]
+    plugins = found(*points)
+    assert plugins.contested("schedulers.fcfs") is not None
+    default = EngineOptions.model_fields["schedule_policy"].default
+    selection = choose(plugins, "schedulers", default, Facts())
+    assert selection.chosen is not None
+    assert selection.chosen.package == "fwk"
+
+
+def test_one_module_with_two_hooks_and_two_entry_points_declares_both_once() -> None:
+    module = plugin(attention("mine"))
+    declare(module, "schedule_policies", [SchedulePolicySpec(name="mine", load="a:b")])
+    warnings: list[str] = []
+    points = [FakeEntryPoint(name, module) for name in ("attention.mine", "schedulers.mine", "acme.again")]
+    plugins = found(*points, warn=warnings.append)
+    assert warnings == []
+    assert [item.plugin for item in plugins.all()] == ["attention.mine", "schedulers.mine"]
+
+
+def wrong_arguments() -> ModuleType:
+    module = plugin(attention("x"))
+
+    @hookimpl
+    def attention_backends(config: object) -> list[object]:
+        return []
+
+    module.attention_backends = attention_backends  # type: ignore[attr-defined]
+    return module
+
+
+@pytest.mark.parametrize(
+    ("points", "said"),
+    [
+        ([("attention.x", plugin(attention("x"))), ("attention.x", plugin(attention("y")))], None),
+        ([("attention.x", wrong_arguments())], "failed to declare: PluginValidationError: "),
+        ([("attention.x", ImportError("a\nb" * 900))], "failed to import: ImportError: a ba ba b"),
+    ],
+)
+def test_what_is_wrong_is_one_short_line(points: list[tuple[str, object]], said: str | None) -> None:
+    warnings: list[str] = []
+    plugins = found(*(FakeEntryPoint(*point) for point in points), warn=warnings.append)
+    assert len(plugins.all()) + len(warnings) == len(points)
+    assert (said is None) == (warnings == [])
+    for line in warnings:
+        assert said is not None
+        assert said in line
+        assert "\n" not in line
+        assert "module" not in line, "no registry"
+        assert len(line) < 700
+
+
+class Damaged:
+    """Metadata without a name, as each Python reads it."""
+
+    version = None
+
+    @property
+    def name(self) -> str:
+        raise KeyError("Name")
+
+
+def test_damaged_metadata_end_nothing() -> None:
+    point = FakeEntryPoint("attention.x", plugin(attention("x")))
+    point.dist = Damaged()  # type: ignore[assignment]
+    assert [item.package for item in found(point).all()] == ["?"]
 
 
 def test_the_fingerprint_tells_sets_apart() -> None:

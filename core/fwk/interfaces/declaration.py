@@ -179,7 +179,7 @@ class Declaration:
         what ``load`` names is not imported, until one of them is set.
     disabled_by: names among these options that turn it off when they are set.
     api: the family's API version the plugin was written for (``fwk.plugins.VERSIONS`` has the newest of each).
-    override: may take a name another package has, if the user also says ``--allow-override FAMILY.NAME``.
+    override: takes the name of a built-in; another package's, if the user also says ``--allow-override FAMILY.NAME``.
     switches: flags without a value that select it, for families that an option chooses from.
     limits: bounds on the run, on the facts of any family.
     asks: abilities it needs of other families' choices.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from importlib.metadata import EntryPoint, entry_points
+from dataclasses import dataclass, field, replace
+from importlib.metadata import Distribution, EntryPoint, entry_points
 from typing import Any
 
 import pluggy
@@ -18,6 +19,12 @@ from fwk.plugins.families import FAMILIES, ORDER, PARTS, VERSIONS
 from fwk.plugins.versions import Adapter, ApiVersion
 
 GROUP = "fwk"
+OWN = "fwk"
+"""The package of the built-ins."""
+
+MAX_ERROR = 500
+"""Characters of what a broken plugin says."""
+
 SLOW_SECONDS = 1.0
 """A plugin that takes longer to declare itself delays every command: that is worth a warning."""
 
@@ -73,15 +80,26 @@ class Registered:
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """A plugin whose declarations could not be had; nothing of it is registered."""
+    """A plugin that could not be had: all of it, or one declaration whose name another package has.
+
+    keys: what it declares of that (``family.name``), as far as that is known.
+    """
 
     plugin: str
     package: str
     version: str
-    stage: str  # import, declare
+    stage: str  # import, declare, name
     error: str
+    keys: tuple[str, ...] = ()
+
+    def is_called(self, name: str) -> bool:
+        """Whether somebody may mean it by ``name``: a name, ``family.name`` or a package."""
+        keys = (self.plugin, *self.keys)
+        return name in (*keys, *(key.partition(".")[2] for key in keys), self.plugin.rpartition(".")[2], self.package)
 
     def sentence(self) -> str:
+        if self.stage == "name":
+            return self.error
         return f"plugin '{self.plugin}' from {self.package} {self.version} failed to {self.stage}: {self.error}"
 
 
@@ -113,22 +131,52 @@ class PluginSet:
     def register(
         self, plugin: object, name: str, package: str, version: str, allow_override: Iterable[str] = ()
     ) -> None:
-        """Register one plugin object: all of its declarations, or none.
+        """Register one plugin object: all of its declarations but those whose name another package keeps.
 
-        Raises ``PluginError`` when a name is taken, ``Exception`` of any kind when the plugin itself is broken.
+        One that is registered already (a module with several entry points) declares nothing more: what is called like
+        the entry point is known by it from then on. Raises ``PluginError`` when it declares a name twice, ``Exception``
+        of any kind when it is broken otherwise; what it declares is then in the exception's ``keys``, where known.
         """
-        self.manager.register(plugin, name=name)
+        if self.manager.is_registered(plugin):
+            family, _, own = name.partition(".")
+            item = self.by_family.get(family, {}).get(own)
+            if item is not None and item.package == package:
+                self.by_family[family][own] = replace(item, plugin=name)
+            return
+        label = f"{name} of {package}"
+        if self.manager.has_plugin(label):
+            label += f" ({id(plugin)})"
+        keys: tuple[str, ...] = ()
+        self.manager.register(plugin, name=label)
         try:
-            declared = [self._adapted(item, name, package, version) for item in self._declarations(plugin)]
-            self._check(declared, set(allow_override))
-        except BaseException:
-            self.manager.unregister(name=name)
+            found = self._declarations(plugin)
+            keys = tuple(f"{item.family}.{item.name}" for item in found)
+            declared = [self._adapted(item, name, package, version) for item in found]
+            twice = next((key for key in keys if keys.count(key) > 1), None)
+            if twice is not None:
+                raise PluginError(f"declares {twice} twice")
+        except BaseException as error:
+            self.manager.unregister(name=label)
+            error.keys = keys  # type: ignore[attr-defined]
             raise
         for item in declared:
-            names = self.by_family.setdefault(item.family, {})
-            if item.name in names:
-                self.overridden.append(names[item.name])
-            names[item.name] = item
+            self._place(item, set(allow_override))
+
+    def _place(self, item: Registered, allowed: set[str]) -> None:
+        """Enter a declaration under its name, unless another package keeps that."""
+        names = self.by_family.setdefault(item.family, {})
+        other = names.get(item.name)
+        if other is not None:
+            error = _contest(item, other, is_allowed=item.key in allowed)
+            if error is not None:
+                self.broken.append(Broken(item.plugin, item.package, item.version, "name", error, (item.key,)))
+                return
+            self.overridden.append(other)
+        names[item.name] = item
+
+    def contested(self, key: str) -> str | None:
+        """Why nobody can tell whose plugin is meant by ``family.name``, and the remedy; None: one has the name."""
+        return next((broken.error for broken in self.broken if broken.stage == "name" and key in broken.keys), None)
 
     def _declarations(self, plugin: object) -> list[Declaration]:
         found: list[Declaration] = []
@@ -151,22 +199,25 @@ class PluginSet:
         _check_terms(declaration)
         return Registered(declaration, plugin, package, version, item.api, adapter)
 
-    def _check(self, declared: list[Registered], allowed: set[str]) -> None:
-        seen: set[str] = set()
-        for item in declared:
-            if item.key in seen:
-                raise PluginError(f"plugin {item.source} declares {item.key} twice")
-            seen.add(item.key)
-            other = self.by_family.get(item.family, {}).get(item.name)
-            if other is None or (item.declaration.override and item.key in allowed):
-                continue
-            hint = (
-                f"say --allow-override {item.key} to prefer it"
-                if item.declaration.override
-                else "uninstall one of the two packages"
-            )
-            noun = FAMILIES[item.family].noun
-            raise PluginError(f"{noun} {item.name!r} is declared by {other.source} and by {item.source}; {hint}")
+
+def _contest(item: Registered, other: Registered, *, is_allowed: bool) -> str | None:
+    """Why ``item`` does not take the name of ``other``, and the line to add; None when it does.
+
+    A built-in gives way to a plugin that overrides, or that the operator allows to; another package's only to both.
+    """
+    is_ours, says = other.package == OWN, item.declaration.override
+    if (is_allowed and (says or is_ours)) or (says and is_ours):
+        return None
+    if is_ours:
+        spec = type(item.declaration).__name__
+        hint = (
+            f"say --allow-override {item.key} to use that of {item.package}, whose author can say override=True in its "
+            f"{spec} instead, or uninstall {item.package}"
+        )
+    else:
+        hint = f"say --allow-override {item.key} to prefer it" if says else "uninstall one of the two packages"
+    noun = FAMILIES[item.family].noun
+    return f"{noun} {item.name!r} is declared by {other.source} and by {item.source}; {hint}"
 
 
 def _checked(answer: object, hook: str, spec: type[Declaration]) -> list[Declaration]:
@@ -202,26 +253,24 @@ def discover(
     warn: Callable[[str], None] | None = None,
     versions: Mapping[str, ApiVersion] = VERSIONS,
 ) -> PluginSet:
-    """Load all entry points of group ``fwk``. Raises ``PluginError`` only for names claimed twice."""
+    """Load all entry points of group ``fwk``. What is wrong with one of them is in ``PluginSet.broken``."""
     manager = pluggy.PluginManager(hookspecs.PROJECT)
     manager.add_hookspecs(hookspecs)
     plugins = PluginSet(manager, versions)
     found = _with_packages(entry_points(group=GROUP) if points is None else points)
     # Packages that override come last, whatever the order of installation.
-    for point, package, version in sorted(found, key=lambda item: (item[1] != "fwk", item[0].name)):
+    for point, package, version in sorted(found, key=lambda item: (item[1] != OWN, item[0].name)):
         started, cpu = time.perf_counter(), time.thread_time()
-        stage = "import"
+        stage, known = "import", len(plugins.broken)
         try:
             module: Any = point.load()
             stage = "declare"
             plugins.register(module, point.name, package, version, allow_override)
-        except PluginError:
-            raise
         except (Exception, SystemExit) as error:
-            broken = Broken(point.name, package, version, stage, f"{type(error).__name__}: {error}")
-            plugins.broken.append(broken)
-            if warn is not None:
-                warn(broken.sentence())
+            said = textwrap.shorten(f"{type(error).__name__}: {error}", MAX_ERROR, placeholder=" ...")
+            plugins.broken.append(Broken(point.name, package, version, stage, said, getattr(error, "keys", ())))
+        for broken in plugins.broken[known:] if warn is not None else ():
+            warn(broken.sentence())
         seconds = time.perf_counter() - started
         plugins.load_seconds[point.name] = time.thread_time() - cpu  # what else the machine does is not counted
         if seconds > SLOW_SECONDS and warn is not None:
@@ -238,5 +287,12 @@ def _with_packages(points: Iterable[EntryPoint]) -> Iterator[tuple[EntryPoint, s
     for point in points:
         number = id(point.dist)
         if number not in known:
-            known[number] = ("?", "?") if point.dist is None else (point.dist.name, point.dist.version)
+            known[number] = _package(point.dist)
         yield point, *known[number]
+
+
+def _package(dist: Distribution | None) -> tuple[str, str]:
+    try:
+        return ("?", "?") if dist is None else (dist.name or "?", dist.version or "?")
+    except Exception:  # metadata that lack a field, or are damaged in ways each Python raises something else for
+        return "?", "?"

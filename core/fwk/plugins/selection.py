@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from fwk.config import Config
+from fwk.config import Config, EngineOptions
 from fwk.errors import ConfigError, PluginError, PluginLoadError, what_is_wrong
 from fwk.interfaces.declaration import Declaration, Facts, Host, Needs
 from fwk.interfaces.prefix_cache import PrefixCacheSpec
@@ -70,7 +70,7 @@ def find(plugins: PluginSet, family: str, name: str) -> Registered:
     if found is not None:
         return found
     for broken in plugins.broken:
-        if broken.plugin == f"{family}.{name}" or broken.plugin.rpartition(".")[2] == name:
+        if f"{family}.{name}" in broken.keys or broken.plugin.rpartition(".")[2] == name:
             raise PluginLoadError(broken.sentence())
     noun = FAMILIES[family].noun
     installed = [item.name for item in plugins.family(family)]
@@ -109,6 +109,9 @@ def choose(plugins: PluginSet, family: str, requested: str, facts: Facts) -> Sel
     noun = FAMILIES[family].noun
     if requested != AUTO:
         item = find(plugins, family, requested)
+        contest = plugins.contested(item.key)
+        if contest is not None and requested != _unless_said(family):
+            raise PluginError(contest)
         refusal = item.declaration.refusal(facts)
         if refusal is not None:
             raise PluginError(f"{noun} {requested!r} ({item.package}) cannot be used: it {refusal}")
@@ -122,6 +125,12 @@ def choose(plugins: PluginSet, family: str, requested: str, facts: Facts) -> Sel
     if chosen is None:
         raise PluginError(none_possible(plugins, family, candidates))
     return selection
+
+
+def _unless_said(family: str) -> object:
+    """What is requested of a family where no option says otherwise."""
+    field = EngineOptions.model_fields.get(FAMILIES[family].option or "")
+    return None if field is None else field.default
 
 
 def check_strict(is_strict: bool, reasons: Sequence[str]) -> None:

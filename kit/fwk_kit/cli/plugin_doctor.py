@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -10,20 +11,24 @@ import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from importlib.metadata import Distribution, distributions, entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
 
-from fwk.errors import ConfigError, PluginError
+from fwk.errors import ConfigError, PluginLoadError
 from fwk.interfaces.declaration import Host
-from fwk.plugins import PluginSet, discover
-from fwk.plugins.discovery import GROUP
+from fwk.plugins import PluginSet, discover, load_object
+from fwk.plugins.discovery import GROUP, OWN
 
 SLOW_SECONDS = 0.01
 """Declaring should cost less: ``fwk --help`` declares everything that is installed."""
+
+
+PLACE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+"""What names an object to import in a declaration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +43,15 @@ class Finding:
 def doctor(allow_override: Iterable[str] = (), url: str | None = None) -> list[Finding]:
     """Look at the metadata first, then at what is discovered, then at other processes."""
     found = [*_stale(), *_twice()]
-    try:
-        plugins = discover(allow_override)
-    except PluginError as error:
-        return [*found, Finding("error", "names", str(error))]
+    plugins = discover(allow_override)
     found += [Finding("error", broken.plugin, broken.sentence()) for broken in plugins.broken]
-    found += [*_old(plugins), *_needs(plugins), *_overrides(plugins, set(allow_override)), *_slow(plugins)]
+    found += [
+        *_old(plugins),
+        *_needs(plugins),
+        *_loads(plugins),
+        *_overrides(plugins, set(allow_override)),
+        *_slow(plugins),
+    ]
     found += _processes(plugins, allow_override)
     if url is not None:
         found += _server(plugins, url)
@@ -109,11 +117,26 @@ def _needs(plugins: PluginSet) -> Iterator[Finding]:
             yield Finding("note", item.key, refusal)
 
 
+def _loads(plugins: PluginSet) -> Iterator[Finding]:
+    """What third parties' declarations name and ``fwk serve`` would fail to import, in its words."""
+    for item in plugins.all():
+        needs = item.declaration.needs
+        if item.package == OWN or needs.refusal(Host(device=needs.device or "cpu")) is not None:
+            continue
+        values = [str(getattr(item.declaration, field.name)) for field in fields(item.declaration)]
+        for place in filter(PLACE.fullmatch, values):
+            try:
+                load_object(item, place)
+            except PluginLoadError as error:
+                yield Finding("error", item.key, str(error))
+
+
 def _overrides(plugins: PluginSet, allowed: set[str]) -> Iterator[Finding]:
     taken = {item.key for item in plugins.overridden}
     for item in plugins.overridden:
         mine = plugins.by_family[item.family][item.name]
-        yield Finding("note", item.key, f"{mine.source} is used instead of {item.source}, as --allow-override says")
+        why = "--allow-override" if item.key in allowed else "its declaration"
+        yield Finding("note", item.key, f"{mine.source} is used instead of {item.source}, as {why} says")
     for key in sorted(allowed - taken):
         yield Finding(
             "warning", key, "--allow-override names it, but no installed plugin takes its place: leave it out"

@@ -31,13 +31,16 @@ class ContractResult:
 
 
 def named(plugins: PluginSet, name: str) -> list[Registered]:
-    """The plugins of that name, ``family.name`` or package. Raises ``ConfigError``."""
+    """The plugins of that name, ``family.name`` or package.
+
+    Raises ``ConfigError``, for a broken one too: another package's of the same name is not the one that was meant.
+    """
+    for broken in plugins.broken:
+        if broken.is_called(name):
+            raise ConfigError(broken.sentence())
     found = [item for item in plugins.all() if name in (item.name, item.key, item.package)]
     if found:
         return found
-    for broken in plugins.broken:
-        if name in (broken.plugin, broken.plugin.rpartition(".")[2], broken.package):
-            raise ConfigError(broken.sentence())
     raise ConfigError(f"no installed plugin or package is named {name!r}: see 'fwk plugins list'")
 
 
