@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import httpx
@@ -99,3 +101,28 @@ def test_every_field_has_a_label(tag: str, name: str) -> None:
     page = (STATIC / name).read_text()
     for name in re.findall(rf'<{tag} id="(\w+)"', page):
         assert f'for="{name}"' in page or re.search(rf'<label[^>]*>[^\n]*<{tag} id="{name}"', page), name
+
+
+LINEAR = r"""
+class Node { append() {} }
+globalThis.document = { createElement: () => new Node() };
+const { render } = await import(process.argv[1]);
+const texts = {
+  "half backticks": "`".repeat(2e5) + "a".repeat(2e5),
+  "runs": Array.from({ length: 600 }, (_, i) => "`".repeat(i + 1)).join("a"),
+  "code": "`a`".repeat(1e5), "stars": "*".repeat(4e5), "emphasis": "*a".repeat(2e5), "brackets": "[".repeat(4e5),
+  "links": "[a](http://x".repeat(4e4), "a heading": "# " + " ".repeat(2e5) + "\u2028x\u2028",
+  "a fence": "`".repeat(2e5) + "\u2028x\u2028", "a ruler": "|a|\n" + "|-".repeat(2e5) + "x",
+  "spaces": " ".repeat(4e5) + "-",
+};
+for (const [name, text] of Object.entries(texts)) { console.error(name); render(text); }
+"""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+def test_markdown_is_read_in_linear_time() -> None:
+    """What a model writes is rendered at each of its words: quadratic time for 400 kB would be minutes."""
+    module = (STATIC / "markdown.js").as_uri()
+    command = ["node", "--input-type=module", "--eval", LINEAR, "--experimental-default-type=module", module]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr[-500:]
