@@ -12,6 +12,7 @@ import os
 import resource
 import selectors
 import signal
+import sys
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -134,7 +135,14 @@ class ForkServer:
         number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
         if number in (signal.SIGPROF, signal.SIGALRM):
             self._answer(Answer(job.number, "cpu"))
-        else:  # native code that gets no memory aborts
+        else:
+            if number == signal.SIGABRT:  # native code that gets no memory, which has said so in words of its own
+                print(
+                    f"a job of kind {job.kind!r} was ended at its limit of {job.max_bytes >> 20} MiB: a line above "
+                    "that an allocation failed is that job's, not the server's",
+                    file=sys.stderr,
+                    flush=True,
+                )
             self._answer(Answer(job.number, "memory" if number in (signal.SIGABRT, signal.SIGKILL) else "failed"))
 
     def _answer(self, answer: Answer) -> None:

@@ -57,6 +57,15 @@ def test_limits_and_results(helper: JobProcess) -> None:
     assert call(helper, "reverse") == b"cba"
 
 
+def test_words_of_a_job_that_aborts_are_told_to_be_its_own(
+    helper: JobProcess, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert failure(helper, "abort").status == "memory"
+    first, second = capfd.readouterr().err.splitlines()[-2:]
+    assert first == "memory allocation of 28672 bytes failed"
+    assert second.startswith("a job of kind 'abort' was ended at its limit of 64 MiB: a line above")
+
+
 def test_large_jobs_and_large_answers_pass_each_other(helper: JobProcess) -> None:
     """More than both pipes hold, in both directions at once."""
     body = bytes(4 << 20)

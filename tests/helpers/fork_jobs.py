@@ -22,6 +22,9 @@ def run(job: Job) -> bytes:
                 sum(range(1000))
         case "allocate":
             return bytes(1 << 30)
+        case "abort":
+            os.write(2, b"memory allocation of 28672 bytes failed\n")
+            os.abort()
         case "sleep":
             time.sleep(600)
         case "refuse":
