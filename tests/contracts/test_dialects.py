@@ -63,7 +63,7 @@ class TestResponses(DialectSuite):
     wrong = (
         Call("POST", "/v1/responses", {}),
         Call("POST", "/v1/responses", {"input": []}),
-        Call("POST", "/v1/responses", {"input": "Hi", "tools": [{"type": "web_search"}]}),
+        Call("POST", "/v1/responses", {"input": "Hi", "tools": [{"type": "function"}]}),
     )
 
     def text_of(self, call: Call, reply: Reply) -> str:
