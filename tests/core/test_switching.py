@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import itertools
+import re
 from contextlib import nullcontext
+from importlib.metadata import entry_points
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from fastapi import FastAPI
-from tests.helpers.fake_plugins import of
+from tests.helpers.fake_plugins import FakeEntryPoint, of, plugin
 from tests.helpers.scheduling import ask
 
-from fwk import Facts, Limit, SchedulePolicySpec
+from fwk import DialectSpec, Facts, Limit, Needs, Options, SchedulePolicySpec, option
 from fwk.config import Config, EngineOptions
 from fwk.engine.switching import EngineSwitch
-from fwk.errors import EngineDead, InvalidRequest, PluginError, RequestFailed
+from fwk.errors import EngineDead, InvalidRequest, PluginError, PluginLoadError, RequestFailed
 from fwk.interfaces.dialect import ModelCard
 from fwk.interfaces.observer import Observer
 from fwk.interfaces.sampling import LogitsProcessor, LogitsView, Sampler, SamplingContext, SamplingRows
 from fwk.interfaces.schedule import ScheduleContext, SchedulePolicy
-from fwk.plugins import Resolution
+from fwk.plugins import PluginSet, Resolution, discover
 from fwk.plugins.options import build_config
 from fwk.server.keys import Keys
 from fwk.server.lifecycle import LifecycleManager
@@ -250,19 +252,20 @@ class Frontend:
 class Board:
     """A plugin_switcher over the installed plugins, with engines that agree to everything."""
 
-    def __init__(self, **options: Any) -> None:
-        config = build_config(installed(), options)
+    def __init__(self, plugins: PluginSet | None = None, **options: Any) -> None:
+        plugins = plugins or installed()
+        config = build_config(plugins, options)
         self.app = FastAPI()
         self.engine = Engines()
         self.frontend: Any = Frontend()
         self.lifecycles = LifecycleManager()
-        parsers = Parsers(config, installed(), "")
+        parsers = Parsers(config, plugins, "")
         self.routes = RouteRegistry(self.app, Keys(None, "admin"))
         parts = ServerComponents(
             self.frontend, Observers(), parsers, self.routes, replicas(self.engine), self.lifecycles
         )
         self.parts = parts
-        self.plugin_switcher = PluginSwitcher(config, installed(), parts, "")
+        self.plugin_switcher = PluginSwitcher(config, plugins, parts, "")
 
     async def start(self) -> Board:
         await self.plugin_switcher.start()
@@ -389,6 +392,41 @@ async def test_an_observer_that_fails_to_start_leaves_the_old_one(
     assert "/secret" not in str(caught.value)
     assert board.parts.observers._listeners == before
     assert "/metrics" in board.paths
+
+
+class Hello(Options):
+    hello_text: str = option("", "What it says.")
+
+
+@pytest.mark.parametrize("package", ["acme", "fwk"])
+async def test_a_dialect_that_cannot_be_imported_ends_the_start_only_where_it_was_asked_for(
+    package: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    lost = DialectSpec(name="hello", load="nowhere:Nothing", options=Hello)
+    needy = DialectSpec(name="needy", load="nowhere:Nothing", needs=Needs(packages=("rocket>=3",)))
+
+    def found(*specs: DialectSpec) -> PluginSet:
+        points = [FakeEntryPoint("acme.x", plugin(*specs, hook="dialects"), package)]
+        return discover(points=[*entry_points(group="fwk"), *points])  # type: ignore[list-item]
+
+    said = f"plugin 'acme.x' from {package} 1.0 failed to import nowhere:Nothing: ModuleNotFoundError"
+    board = Board(found(lost), hello_text="hi")
+    with pytest.raises(PluginLoadError, match=re.escape(said)):
+        await board.start()
+    await board.stop()
+    plugins = found(lost, needy) if package == "acme" else found(lost)
+    board = Board(plugins)
+    if package == "fwk":
+        with pytest.raises(PluginLoadError, match=re.escape(said)):
+            await board.start()
+    else:
+        await board.start()
+        assert "dialects.openai" in board.plugin_switcher.active()
+        told = [broken.sentence() for broken in plugins.broken]
+        assert any(said in sentence for sentence in told)
+        assert any("needs the package rocket>=3" in sentence for sentence in told)
+        assert all(any(sentence in line for line in caplog.messages) for sentence in told)
+    await board.stop()
 
 
 async def test_nothing_is_switched_while_the_engines_start() -> None:

@@ -88,7 +88,7 @@ class Broken:
     plugin: str
     package: str
     version: str
-    stage: str  # import, declare, name
+    stage: str  # import, declare, name, start
     error: str
     keys: tuple[str, ...] = ()
 
@@ -98,7 +98,7 @@ class Broken:
         return name in (*keys, *(key.partition(".")[2] for key in keys), self.plugin.rpartition(".")[2], self.package)
 
     def sentence(self) -> str:
-        if self.stage == "name":
+        if self.stage in ("name", "start"):
             return self.error
         return f"plugin '{self.plugin}' from {self.package} {self.version} failed to {self.stage}: {self.error}"
 
@@ -269,8 +269,9 @@ def discover(
         except (Exception, SystemExit) as error:
             said = textwrap.shorten(f"{type(error).__name__}: {error}", MAX_ERROR, placeholder=" ...")
             plugins.broken.append(Broken(point.name, package, version, stage, said, getattr(error, "keys", ())))
-        for broken in plugins.broken[known:] if warn is not None else ():
-            warn(broken.sentence())
+        if warn is not None:
+            for broken in plugins.broken[known:]:
+                warn(broken.sentence())
         seconds = time.perf_counter() - started
         plugins.load_seconds[point.name] = time.thread_time() - cpu  # what else the machine does is not counted
         if seconds > SLOW_SECONDS and warn is not None:

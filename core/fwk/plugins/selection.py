@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,8 +14,10 @@ from fwk.config import Config, EngineOptions
 from fwk.errors import ConfigError, PluginError, PluginLoadError, what_is_wrong
 from fwk.interfaces.declaration import Declaration, Facts, Host, Needs
 from fwk.interfaces.prefix_cache import PrefixCacheSpec
-from fwk.plugins.discovery import PluginSet, Registered
+from fwk.plugins.discovery import OWN, Broken, PluginSet, Registered
 from fwk.plugins.families import FAMILIES
+
+log = logging.getLogger(__name__)
 
 AUTO = "auto"
 NOWHERE = Host()
@@ -243,7 +246,7 @@ def taking_part(
 
     given: as for ``plugin_options``. host: where they run; None if they were judged already.
 
-    Raises ``PluginError`` when one of them lacks something.
+    Raises ``PluginError`` when one of them lacks something; a third party's that nobody asked for is left out instead.
     """
     found: list[tuple[Registered, Any]] = []
     for item in sorted(plugins.family(family), key=lambda item: -item.declaration.rank):
@@ -251,9 +254,28 @@ def taking_part(
             continue
         refusal = item.declaration.needs.refusal(host) if host is not None else None
         if refusal is not None:
-            raise PluginError(f"{FAMILIES[family].noun} {item.name!r} ({item.package}) cannot be used: it {refusal}")
+            error = PluginError(f"{FAMILIES[family].noun} {item.name!r} ({item.package}) cannot be used: it {refusal}")
+            if leave_out(plugins, item, given, error):
+                continue
+            raise error
         found.append((item, plugin_options(item, given)))
     return found
+
+
+def leave_out(
+    plugins: PluginSet, item: Registered, given: Mapping[str, Mapping[str, object]], error: PluginError
+) -> bool:
+    """Whether the run does without a plugin that takes part and cannot: it is then told, and among ``plugins.broken``.
+
+    Only a third party's can be left out, and one that was given options was asked for.
+    """
+    if item.package == OWN or given.get(item.key):
+        return False
+    broken = Broken(item.plugin, item.package, item.version, "start", str(error), (item.key,))
+    if broken not in plugins.broken:
+        plugins.broken.append(broken)
+        log.warning("%s; it is left out, for no option of it was given", error)
+    return True
 
 
 def static_choice(plugins: PluginSet, family: str, requested: str) -> str:

@@ -22,10 +22,10 @@ from fwk.interfaces.dialect import Dialect, DialectContext
 from fwk.interfaces.lifecycle import PluginLifecycle
 from fwk.interfaces.observer import Observer, ObserverContext, ObserverSpec
 from fwk.interfaces.sampling import LogitsProcessorSpec
-from fwk.plugins import FAMILIES, PluginFactory, PluginSet, Registered, find, taking_part
+from fwk.plugins import FAMILIES, PluginFactory, PluginSet, Registered, find, load_object, taking_part
 from fwk.plugins.families import ORDER, PARTS
 from fwk.plugins.options import flag, normal
-from fwk.plugins.selection import is_enabled, plugin_options
+from fwk.plugins.selection import is_enabled, leave_out, plugin_options
 from fwk.server.frontend import ServerFrontend
 from fwk.server.lifecycle import LifecycleManager
 from fwk.server.model_engines import ModelEngines
@@ -123,10 +123,19 @@ class PluginSwitcher:
         }
 
     async def start(self) -> None:
-        """Build the observers and dialects that take part. Raises ``PluginError`` in a plugin's name."""
+        """Build the observers and dialects that take part. Raises ``PluginError`` in a plugin's name.
+
+        A third party's that cannot be imported, and was given no options, is left out.
+        """
         for family in ("observers", "dialects"):
             for item, _ in taking_part(self._plugins, family, self.config.plugin_options):
-                await self._serve(item, self._factory(self.config))
+                try:
+                    load_object(item)
+                except PluginLoadError as error:
+                    if not leave_out(self._plugins, item, self.config.plugin_options, error):
+                        raise
+                else:
+                    await self._serve(item, self._factory(self.config))
         options = self.config.plugin_options
         known = {item.key for item, _ in taking_part(self._plugins, "logits_processors", options, host=None)}
         for item in self._plugins.family("logits_processors"):
