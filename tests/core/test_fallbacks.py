@@ -132,7 +132,7 @@ def load_balancers():
     write_package(tmp_path / "site", "acme", {"swift": source})
     command = [sys.executable, "-m", "fwk", "serve", model(tmp_path, TINY), "--load-format", "dummy", "--strict"]
     done = subprocess.run(
-        [*command, "--port", "0", "--device", "cpu"],
+        [*command, "--port", "0", "--device", "cpu", "--data-parallel-size", "2"],
         capture_output=True,
         text=True,
         timeout=60,

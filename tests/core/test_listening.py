@@ -93,8 +93,9 @@ def test_tls_wants_a_certificate_with_its_key(certificate: tuple[str, str], tmp_
     assert context.verify_mode is ssl.CERT_REQUIRED
     wrong = tmp_path / "wrong.pem"
     wrong.write_text("nothing")
-    for files in ((certificate[0], None), (str(wrong), None), (str(tmp_path / "none"), None)):
-        with pytest.raises(ConfigError, match="no certificate with its private key could be read"):
+    none, unread = str(tmp_path / "none"), "no certificate with its private key could be read"
+    for files, said in (((certificate[0], None), unread), ((str(wrong), None), unread), ((none, None), "No such file")):
+        with pytest.raises(ConfigError, match=said):
             tls_context(ServerOptions(ssl_certfile=files[0], ssl_keyfile=files[1]))
     with pytest.raises(ConfigError, match="--ssl-ca-certs"):
         tls_context(ServerOptions(**(strict | {"ssl_ca_certs": str(wrong)})))

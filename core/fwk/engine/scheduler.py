@@ -46,12 +46,17 @@ class Scheduler:
         gates: Iterable[Gate] = (),
         policy_name: str = "",
         parts: EngineFeatures | None = None,
+        *,
+        keeps_policy: bool = False,
     ) -> None:
-        """parts: of features; those that concern a sequence are asked about it, and told of it."""
+        """parts: of features; those that concern a sequence are asked about it, and told of it.
+
+        keeps_policy: one that fails ends the engine, as suites want it, in place of being replaced.
+        """
         self.limits = limits
         self.parts = parts or EngineFeatures()
         self._kv_blocks = kv_blocks
-        self._policy = PolicyRunner(policy, self, policy_name, self._forget_ranks)
+        self._policy = PolicyRunner(policy, self, policy_name, None if keeps_policy else self._forget_ranks)
         self._now = now
         self._pauses = PauseGate()
         self._gates = (self._pauses, *gates)

@@ -246,9 +246,13 @@ def make_engine(  # noqa: PLR0913 - a test names the few settings it is about
     cache_options: Mapping[str, object] | None = None,
     tiers: Callable[[CacheTierContext], list[CacheTier]] | None = None,
     is_late: bool = False,
+    keeps_policy: bool = True,
     **limits: Any,
 ) -> Engine:
-    """An engine on a fake worker, with the real scheduler, cache and policy, checking its books every step."""
+    """An engine on a fake worker, with the real scheduler, cache and policy, checking its books every step.
+
+    keeps_policy: a policy that fails ends the engine, where others replace it.
+    """
     plugins = installed()
     cache_item = _take(plugins, "cache", cache)
     groups, window = limits.get("num_window_groups", 0), limits.get("window", 0)
@@ -278,6 +282,7 @@ def make_engine(  # noqa: PLR0913 - a test names the few settings it is about
         policy_object,
         now=now or (lambda: float(next(clock))),
         gates=(CacheGate(cache_object),),
+        keeps_policy=keeps_policy,
     )
     info = EngineInfo(num_blocks, 1 + limits_object.num_window_groups, block_size, max_len, VOCAB, {}, [])
     return Engine(scheduler, executor, info)

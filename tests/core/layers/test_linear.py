@@ -191,7 +191,8 @@ def test_only_a_whole_head_at_the_end_may_leave_logits_out(
     ],
 )
 def test_sizes_that_do_not_divide_are_refused(size: int, build: Any, message: str) -> None:
-    context = make_context(config(num_key_value_heads=3), Tensors({}), tp=Rank(0, size))
+    heads = {"num_attention_heads": 24, "num_key_value_heads": 3} if "k_proj" in message else {}
+    context = make_context(config(**heads), Tensors({}), tp=Rank(0, size))
     with pytest.raises(ModelLoadError, match=f"{message}.*--tensor-parallel-size"):
         build(context)
 

@@ -402,7 +402,7 @@ WRONG: list[tuple[str, Any]] = [
 def test_a_policy_that_fails_is_replaced_and_named(question: str, wrong: Any) -> None:
     policy = type("Wrong", (SchedulePolicy,), {question: wrong})(ScheduleContext())
     clock = Clock()
-    engine = make_engine(policy_object=policy, num_blocks=8, cache="none", max_running=4, now=clock)
+    engine = make_engine(policy_object=policy, num_blocks=8, cache="none", max_running=4, now=clock, keeps_policy=False)
     ended: list[str] = []
     for i in range(6):
         ask(engine, f"r{i}", 3, 20)

@@ -25,6 +25,8 @@ class CheckedDecoder:
         """name: for messages, with its package. failed: told once why it drafts no more; it may raise."""
         self._decoder, self._vocab_size, self._name, self._failed = decoder, vocab_size, name, failed
         self._is_on = True
+        if type(decoder).follow is SpeculativeDecoder.follow:  # which does nothing, so that steps can be captured
+            self.follow = decoder.follow
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._decoder, name)

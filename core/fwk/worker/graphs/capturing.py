@@ -91,7 +91,7 @@ class Capturing:
             assert isinstance(spec, AttentionBackendSpec)
             if "graph_capture" not in spec.features:
                 return f"attention {self._setup.resolution.chosen['attention']} plans each step anew"
-        if self.decoder is not None and type(self.decoder).follow is not SpeculativeDecoder.follow:
+        if self.decoder is not None and getattr(self.decoder.follow, "__func__", None) is not SpeculativeDecoder.follow:
             return "the speculative decoder reads the inputs of each step"
         return ""
 
