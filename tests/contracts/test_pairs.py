@@ -155,7 +155,7 @@ def test_the_core_contains_no_features_name() -> None:
     """Whatever a plugin is called, core knows families only."""
     everyday = {"none", "torch", "local", "file", "host", "hub", "cpu"}
     everyday |= {"dummy", "json", "log", "openai", "priority", "processes", "random", "reserve", "session", "suffix"}
-    everyday |= {"wheel"}
+    everyday |= {"wheel", "replicas"}  # which experts have, too
     kit = ("testing", "templates")  # they use libraries and number formats of which plugins have their names
     # Features have their families' names: what core says of them is counted (docs/design/source-layout.md).
     names = {item.name for item in discover().all() if item.family not in ("logits_processors", "features")} - everyday

@@ -9,8 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.core.test_versions import digest
-from tests.helpers.packages import FIXTURES
+from tests.helpers.packages import FIXTURES, digest
 
 import fwk
 from fwk import Facts, SamplingParams

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable
 from importlib.metadata import entry_points
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.helpers.fake_plugins import FakeEntryPoint, plugin
-from tests.helpers.packages import FIXTURES
+from tests.helpers.packages import FIXTURES, digest
 from tests.helpers.rig import Server, write_model
 
 import fwk
@@ -28,14 +27,6 @@ ALL_OF_ACME = {
     "prefix_cache": "acme",
     "sampling_backend": "acme",
 }
-
-
-def digest(folder: Path) -> str:
-    """Of the files of a package, by name."""
-    found = hashlib.sha256()
-    for path in sorted(p for p in folder.rglob("*") if p.is_file() and p.suffix != ".pyc"):
-        found.update(f"{path.relative_to(folder)}\n".encode() + path.read_bytes())
-    return found.hexdigest()[:16]
 
 
 def declared(*specs: Any, hook: str = "quantizers", **settings: Any) -> PluginSet:

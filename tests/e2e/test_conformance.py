@@ -175,7 +175,7 @@ WRONG: list[tuple[str, dict[str, Any], int]] = [
     ("/v1/completions", {"prompt": "Hi", "n": 3, "best_of": 2}, 400),
     ("/v1/completions", {"prompt": "Hi " * 3000}, 400),
     ("/v1/responses", {"input": "Hi", "previous_response_id": "resp_none"}, 404),
-    ("/v1/responses", {"input": "Hi", "tools": [{"type": "web_search"}]}, 400),
+    ("/v1/responses", {"input": "Hi", "tools": [{"type": 7}]}, 400),
     ("/v1/embeddings", {"input": "Hi"}, 400),
     ("/v1/batches", {"input_file_id": "none", "endpoint": "/v1/completions", "completion_window": "24h"}, 404),
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -24,3 +25,11 @@ def write_package(folder: Path, name: str, modules: Mapping[str, str], version: 
     for module, source in modules.items():
         (folder / f"{module}.py").write_text(source)
     return write_metadata(folder, name, {f"{name}.{module}": module for module in modules}, version)
+
+
+def digest(folder: Path) -> str:
+    """Of the files of a package, by name."""
+    found = hashlib.sha256()
+    for path in sorted(p for p in folder.rglob("*") if p.is_file() and p.suffix != ".pyc"):
+        found.update(f"{path.relative_to(folder)}\n".encode() + path.read_bytes())
+    return found.hexdigest()[:16]

@@ -172,6 +172,7 @@ NAMED: dict[str, Make] = {
     "t_max_predict_ms": _some(0, 60_000),
     "background": _some(False),
     "previous_response_id": _some(None),
+    "conversation": _some(None),
     "input_extra": _several({"filename": "a.py", "text": "x = 1"}),
     "response_fields": _several("content", "timings"),
 }

@@ -101,7 +101,7 @@ def test_greedy_tokens_through_the_whole_engine(kind: str, tmp_path: Path) -> No
         (
             "llama",
             {"num_attention_heads": 5},
-            "transformers does not accept the config of Llama.*multiple",
+            "the 5 attention heads .* cannot share 2 heads",
         ),
         ("llama", {"sliding_window": 9}, "layer 0 has a sliding window that it does not tell of"),
         ("llama", {"vocab_size": 400}, r"shape \(320, 128\), but the model needs \(400, 128\)"),

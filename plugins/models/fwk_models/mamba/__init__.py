@@ -25,7 +25,8 @@ class MambaSpec(ConfiguredSpec):
 
     def derived(self, config: Config, architecture: str) -> Config:
         inner = int(config["expand"] * config["hidden_size"])  # a file that says it is right, as in transformers
-        return {"max_position_embeddings": 2**20, "intermediate_size": inner, **config, "num_attention_heads": 1}
+        none = {"num_attention_heads": 1, "num_key_value_heads": 1}
+        return {"max_position_embeddings": 2**20, "intermediate_size": inner, **config, **none}
 
 
 @hookimpl

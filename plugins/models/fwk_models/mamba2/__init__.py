@@ -19,7 +19,8 @@ class Mamba2Spec(ConfiguredSpec):
     """Its config has no attention heads and no limit of positions."""
 
     def derived(self, config: Config, architecture: str) -> Config:
-        return {"max_position_embeddings": 2**20, **config, "num_attention_heads": config["num_heads"]}
+        heads = {"num_attention_heads": config["num_heads"], "num_key_value_heads": config["num_heads"]}
+        return {"max_position_embeddings": 2**20, **config, **heads}
 
 
 @hookimpl

@@ -84,7 +84,8 @@ class OllamaDialect(ChatDialect):
         for path, endpoint in (("/api/tags", self.tags), ("/api/ps", self.ps), ("/api/version", self.version)):
             add(path, endpoint, method="GET")
         for path, (method, reason) in _NOT_HERE.items():
-            add(path, _Refusal(reason), method=method)
+            given = [PATH_DIGEST] if "{digest}" in path else ()
+            add(path, _Refusal(reason), method=method, parameters=given)
 
     def error_body(self, status: int, message: str, param: str | None, code: str | None) -> dict[str, Any]:
         return {"error": message}
@@ -217,6 +218,7 @@ _NOT_HERE = {
     "/api/blobs/{digest}": ("POST", "files of models are the operator's: fwk serve FOLDER"),
 }
 """Routes by which Ollama's clients change its models, and what is said instead."""
+PATH_DIGEST = {"name": "digest", "in": "path", "required": True, "schema": {"type": "string"}}
 
 
 class _Refusal:

@@ -115,7 +115,7 @@ class ChatDialect(Dialect):
         A POST that ``requests`` does not know has a body that is not read.
         """
         extra: dict[str, Any] = {"parameters": list(parameters)} if parameters else {}
-        if path in self.requests:
+        if method == "POST" and path in self.requests:
             content = {"application/json": {"schema": self.requests[path].model_json_schema()}}
             extra["requestBody"] = {"required": True, "content": content}
         elif method == "POST":
