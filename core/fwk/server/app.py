@@ -185,10 +185,14 @@ def _plain(scope: Scope, status: int, message: str, param: str | None, code: str
 
 
 def _allowed(request: Request, status: int) -> dict[str, str]:
-    """The header of a 405, with the methods of all routes of the path: the router names those of the first."""
+    """The header of a 405, with the methods of all routes of the path: the router names those of the first.
+
+    Of a path that some routes name as it is, those that have a name of something in its place are not meant.
+    """
     if status != 405:
         return {}
     found = [route for route in request.app.router.routes if route.matches(request.scope)[0] is not Match.NONE]
+    found = [route for route in found if "{" not in getattr(route, "path", "")] or found
     return {"allow": ", ".join(sorted({method for route in found for method in getattr(route, "methods", ())}))}
 
 

@@ -93,6 +93,8 @@ class StoredCompletions:
     async def list_completions(self, request: Request) -> Response:
         """List the stored completions, the first used first; of one model, or with some metadata."""
         query = request.query_params
+        if len(query.get("model", "")) > MAX_ID:
+            raise InvalidRequest(f"model has more than {MAX_ID} characters", "model")
         wanted = {name[len("metadata[") : -1]: value for name, value in query.items() if name.startswith("metadata[")}
         tenant = caller_of(request).service.tenant
         found = [
