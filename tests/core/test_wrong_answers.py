@@ -91,7 +91,7 @@ def test_in_a_step(name: str, folders: Any, monkeypatch: pytest.MonkeyPatch) -> 
     load, method, options = PLUGINS[name]
     faults = Faults(monkeypatch, load, method)
     folder, kinds = str(folders("MoE" in name)), WRONG | (TOKENS if method == "sample" else {})
-    asked = [[[100 + i, *prompt] for prompt in PROMPTS] for i in range(len(kinds))]  # nobody's blocks hold these yet
+    asked = [[[100 + i, *prompt] for prompt in PROMPTS] for i in range(len(kinds))]  # no block holds these yet
     with fwk.LLM(folder, load_format="dummy", **EAGER, **options) as llm:
         right = [[answer.token_ids for answer in llm.generate(prompts, GREEDY)] for prompts in asked]
     with fwk.LLM(folder, load_format="dummy", **EAGER, **options) as llm:
@@ -139,7 +139,7 @@ DRAFTS: dict[str, Callable[[Drafts], Any]] = {
 
 @pytest.mark.parametrize("method", ["propose", "observe"])
 def test_of_drafts(method: str, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A decoder that fails drafts no more; nobody's text changes."""
+    """A decoder that fails drafts no more; no text changes."""
     load = "fwk_speculative.ngram.decoder:NgramDecoder"
     with fwk.LLM(str(tiny_folder), load_format="dummy", **EAGER) as llm:
         right = [answer.token_ids for answer in llm.generate(PROMPTS, GREEDY)]

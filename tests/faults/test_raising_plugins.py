@@ -131,7 +131,7 @@ async def test_a_policy_that_raises_is_replaced(spawn: Start) -> None:
     assert server.get("/health").json() == {"status": "ok"}
     async with connect(server) as client:
         failed, _ = await beside_neighbours(client, {"fault": "policy:3", "prompt": "p" * 6 * CHUNK})
-    assert [status for status, _ in failed] == [200], "nobody ends for it"
+    assert [status for status, _ in failed] == [200], "no request ends for it"
     (line,) = [line for line in server.log.splitlines() if " ERROR " in line]
     assert (
         "schedule policy 'faulty' (fwk-faults 1.0) failed in chunk: raised Fault; requests are served first come, first"

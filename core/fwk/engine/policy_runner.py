@@ -40,7 +40,7 @@ class PolicyRunner:
         self._replaced = replaced
         self.failure = ""
         """Why the policy was replaced."""
-        self._idle_since: float | None = None  # since when it names nobody, while somebody waits and nobody runs
+        self._idle_since: float | None = None  # since when its order is empty while requests wait and none runs
         self._use(policy)
 
     def may_fail(self, replaced: Callable[[], None]) -> None:
@@ -88,7 +88,7 @@ class PolicyRunner:
             return self.policy.admit(sequence, num_blocks, self._view)
 
     def victim(self, question: str, *args: Any) -> Any:
-        """Whom ``victim`` or ``choose_preemption_victim`` names; anything else than a sequence stands for nobody."""
+        """Whom ``victim`` or ``choose_preemption_victim`` names; anything else than a sequence stands for none."""
         try:
             return getattr(self.policy, question)(*args, self._view)
         except (Exception, SystemExit) as error:
@@ -120,7 +120,7 @@ class PolicyRunner:
             yield from sorted((one for one in waiting if one not in met), key=lambda one: one.order)
 
     def wait(self) -> None:
-        """Nothing can be computed: let time pass if it is the policy that starts nobody."""
+        """Nothing can be computed: let time pass if it is the policy that admits no request."""
         if self._idle_since is not None:
             rest()
 
@@ -131,7 +131,7 @@ class PolicyRunner:
             self._idle_since = self._view.now
         elif self._view.now - self._idle_since > MAX_IDLE_SECONDS:
             self._idle_since = None
-            raise WrongAnswer(f"it has started nobody for {MAX_IDLE_SECONDS:.0f} s while nobody ran")
+            raise WrongAnswer(f"it has admitted no request for {MAX_IDLE_SECONDS:.0f} s while none ran")
 
     def fail(self, question: str, error: BaseException) -> None:
         """Replace the policy by the defaults. Raises ``EngineDead`` where nothing replaces it."""

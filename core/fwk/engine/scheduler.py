@@ -122,11 +122,11 @@ class Scheduler:
         Raises ``EngineDead`` when it fails at that; then the old one continues.
         """
         policy_runner = PolicyRunner(policy, self, name)
-        everybody = [*self._running, *self._waiting]
+        sequences = [*self._running, *self._waiting]
         waiting = WaitingQueue()
-        ranks = [policy_runner.rank(sequence) for sequence in everybody]
+        ranks = [policy_runner.rank(sequence) for sequence in sequences]
         try:
-            for sequence, rank in zip(everybody, ranks, strict=True):
+            for sequence, rank in zip(sequences, ranks, strict=True):
                 if sequence.status is Status.WAITING:
                     waiting.push(sequence, rank)
                 policy_runner.tell("on_waiting", sequence)
@@ -135,7 +135,7 @@ class Scheduler:
             sorted(ranks)  # those of the running are compared with one another, too
         except TypeError as error:
             raise EngineDead(f"the ranks of schedule policy {name} cannot be compared: {error}") from error
-        for sequence, rank in zip(everybody, ranks, strict=True):
+        for sequence, rank in zip(sequences, ranks, strict=True):
             sequence.rank = rank
         self._running.sort(key=lambda s: s.place)
         self._policy.close()
@@ -143,7 +143,7 @@ class Scheduler:
         self._policy, self._waiting = policy_runner, waiting
 
     def _forget_ranks(self) -> None:
-        """Put everybody in the order of arrival, which is that of a policy's defaults."""
+        """Put all sequences in the order of arrival, which is that of a policy's defaults."""
         waiting, self._waiting = self._waiting, WaitingQueue()
         for sequence in [*self._running, *waiting]:
             sequence.rank = 0

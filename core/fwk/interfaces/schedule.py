@@ -91,7 +91,7 @@ _FORMER_METHODS = {
 class SchedulePolicy:
     """Answers questions; cannot break the accounting whatever it answers.
 
-    One that raises, gives an answer of another kind, or starts nobody for 10 s while requests wait and nobody runs, is
+    One that raises, gives an answer of another kind, or admits no request for 10 s while some wait and none runs, is
     replaced by these defaults for the engine's life: the log and /health say so.
 
     Every question has a default answer, that of first come, first served. Most policies are a ``rank``; one whose order

@@ -93,7 +93,7 @@ class Broken:
     keys: tuple[str, ...] = ()
 
     def is_called(self, name: str) -> bool:
-        """Whether somebody may mean it by ``name``: a name, ``family.name`` or a package."""
+        """Whether ``name`` may mean it: a name, ``family.name`` or a package."""
         keys = (self.plugin, *self.keys)
         return name in (*keys, *(key.partition(".")[2] for key in keys), self.plugin.rpartition(".")[2], self.package)
 
@@ -175,7 +175,7 @@ class PluginSet:
         names[item.name] = item
 
     def contested(self, key: str) -> str | None:
-        """Why nobody can tell whose plugin is meant by ``family.name``, and the remedy; None: one has the name."""
+        """Why it is undecided which plugin is meant by ``family.name``, and the remedy; None: one has the name."""
         return next((broken.error for broken in self.broken if broken.stage == "name" and key in broken.keys), None)
 
     def _declarations(self, plugin: object) -> list[Declaration]:

@@ -28,7 +28,7 @@ REFUSED = ("'target_parameters' is", "which is no linear layer adapters can chan
     "name", ["gpt2", *(pytest.param(each, marks=pytest.mark.sweep) for each in ARCHITECTURES if each != "gpt2")]
 )
 def test_adapters_of_all_linear_layers(name: str, tmp_path: Path) -> None:
-    """Merged, as transformers' Mamba asks some layers for their weights alone, and skips what peft puts beside them."""
+    """Merged, as transformers' Mamba asks some layers for their weights alone, and skips what peft adds to them."""
     write(tmp_path / "base", *ARCHITECTURES[name])
     architecture = json.loads((tmp_path / "base" / "config.json").read_text())["architectures"][0]
     network = getattr(transformers, architecture).from_pretrained(tmp_path / "base", dtype=torch.float32)

@@ -410,7 +410,7 @@ def test_a_policy_that_fails_is_replaced_and_named(question: str, wrong: Any) ->
         ended += step(engine)
         clock.seconds += 4.0
     ended += finish(engine)
-    assert sorted(ended) == [f"r{i}" for i in range(6)], "nobody is lost"
+    assert sorted(ended) == [f"r{i}" for i in range(6)], "no request is lost"
     (trouble,) = engine.stats().troubles or ("",)
     assert f"'Wrong' failed in {question}: " in trouble
     ask(engine, "later", 3, 20)

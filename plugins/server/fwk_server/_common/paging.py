@@ -9,6 +9,7 @@ from starlette.requests import Request
 
 from fwk.errors import InvalidRequest
 from fwk_server._common.body import shown
+from fwk_server._common.documented import Reply
 
 MAX_LISTED = 100
 _MAX_ID = 128
@@ -19,6 +20,21 @@ PAGE: list[dict[str, Any]] = [
     {"name": "after", "in": "query", "schema": {"type": "string", "maxLength": _MAX_ID}},
 ]
 """Parameters of the query."""
+
+
+class ListReply(Reply):
+    """What ``page`` makes, and lists that are told whole."""
+
+    object: str
+    data: list[dict[str, Any]]
+    has_more: bool
+
+
+class DeletedReply(Reply):
+    """The reply to a deletion."""
+
+    id: str
+    deleted: bool
 
 
 def page(request: Request, items: Sequence[dict[str, Any]], order: str) -> dict[str, Any]:

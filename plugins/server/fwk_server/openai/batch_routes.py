@@ -22,6 +22,7 @@ from fwk_server._common.caller import caller_of
 from fwk_server._common.documented import BYTES, Reply, documented
 from fwk_server._common.fields import RequestFields
 from fwk_server._common.files import FileStore, UnknownFile
+from fwk_server._common.paging import DeletedReply, ListReply
 from fwk_server._common.replies import Endpoint, closed_on_disconnect, json_response
 from fwk_server.openai.bodies import ErrorBody
 
@@ -76,21 +77,6 @@ class BatchReply(Reply):
     id: str
     status: str
     input_file_id: str
-
-
-class ListReply(Reply):
-    """Files or batches."""
-
-    object: str
-    data: list[dict[str, Any]]
-    has_more: bool
-
-
-class DeletedReply(Reply):
-    """The reply to a deletion."""
-
-    id: str
-    deleted: bool
 
 
 class UnknownBatch(HTTPException):

@@ -16,7 +16,7 @@ from fwk_server._common.caller import caller_of
 from fwk_server._common.chat.call import ChatCall
 from fwk_server._common.documented import Reply, documented
 from fwk_server._common.fields import RequestFields
-from fwk_server._common.paging import PAGE, page
+from fwk_server._common.paging import PAGE, DeletedReply, ListReply, page
 from fwk_server._common.replies import Endpoint, closed_on_disconnect, json_response
 from fwk_server._common.store import Key, ObjectStore
 from fwk_server.openai.bodies import ChatBody, ErrorBody
@@ -45,21 +45,6 @@ class UpdateBody(RequestFields):
 
 class _Given(RequestFields):
     metadata: Metadata | None = None
-
-
-class ListReply(Reply):
-    """Stored completions, or the messages of one."""
-
-    object: str
-    data: list[dict[str, Any]]
-    has_more: bool
-
-
-class DeletedReply(Reply):
-    """The reply to a deletion."""
-
-    id: str
-    deleted: bool
 
 
 def metadata_of(call: ChatCall) -> dict[str, str]:

@@ -17,11 +17,11 @@ from fwk_server._common import body
 from fwk_server._common.caller import caller_of
 from fwk_server._common.chat.models import array
 from fwk_server._common.fields import CONTEXT, RequestFields
-from fwk_server._common.paging import PAGE, page
+from fwk_server._common.paging import PAGE, DeletedReply, page
 from fwk_server._common.replies import json_response
 from fwk_server._common.store import Key, ObjectStore, UnknownObject
 from fwk_server.openai_responses.items import new_id, read_items
-from fwk_server.openai_responses.replies import ConversationReply, DeletedReply, ErrorReply, ItemsReply
+from fwk_server.openai_responses.replies import ConversationReply, ErrorReply, ItemsReply
 from fwk_server.openai_responses.request import MAX_ID, Metadata
 
 if TYPE_CHECKING:

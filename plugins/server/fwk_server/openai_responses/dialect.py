@@ -23,7 +23,7 @@ from fwk_server._common.chat.dialect import ChatDialect, Running, told
 from fwk_server._common.documented import EVENTS
 from fwk_server._common.logprobs import TokenTexts
 from fwk_server._common.once import Once
-from fwk_server._common.paging import PAGE, page
+from fwk_server._common.paging import PAGE, DeletedReply, page
 from fwk_server._common.replies import json_response
 from fwk_server._common.replies import reply as replied
 from fwk_server._common.store import Key, ObjectStore, UnknownObject
@@ -34,7 +34,6 @@ from fwk_server.openai_responses.items import read_items
 from fwk_server.openai_responses.job import OPENED, Job
 from fwk_server.openai_responses.replies import (
     CompactedReply,
-    DeletedReply,
     ErrorReply,
     ItemsReply,
     ResponseReply,

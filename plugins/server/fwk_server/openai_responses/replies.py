@@ -41,13 +41,6 @@ class CompactedReply(Reply):
     usage: dict[str, Any]
 
 
-class DeletedReply(Reply):
-    """The reply to a deletion."""
-
-    id: str
-    deleted: bool
-
-
 class ItemsReply(Reply):
     """Items of a request."""
 
