@@ -21,7 +21,13 @@ if TYPE_CHECKING:
 
 
 class KVKind(Enum):
-    """What a layer keeps of the past."""
+    """What a layer keeps of the past.
+
+    - ``FULL``: K and V of all tokens.
+    - ``SLIDING_WINDOW``: K and V, of which the last ``AttentionLayer.sliding_window`` tokens are read.
+    - ``LATENT``: one vector per token that is K and V (multi-head latent attention).
+    - ``STATE``: a state of fixed size instead of K and V.
+    """
 
     FULL = "full"
     SLIDING_WINDOW = "sliding_window"
@@ -31,7 +37,14 @@ class KVKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class KVSpec:
-    """What one layer stores per token: K and V of each head; of kind LATENT only K, whose first part serves as V."""
+    """What one layer stores per token: K and V of each head; of kind LATENT only K, whose first part serves as V.
+
+    - ``kind``: what is stored.
+    - ``num_kv_heads``: of this rank.
+    - ``head_size``: numbers in a head of K.
+    - ``value_head_size``: numbers in a head of V.
+    - ``sliding_window``: tokens that are read, the newest included; None: all.
+    """
 
     kind: KVKind
     num_kv_heads: int
@@ -46,6 +59,9 @@ class BlockFormat:
 
     A block must stand for itself: scales of quantised K/V are part of it, so that whoever copies a block's bytes
     copies all there is. Bytes of zero must read as finite numbers.
+
+    - ``block_shape``: of one block, without the dimension of blocks.
+    - ``dtype``: of its elements.
     """
 
     block_shape: tuple[int, ...]
@@ -69,26 +85,43 @@ class AttentionLayer:
 
     ``needs`` are the features a backend must declare for this layer beyond those that other fields ask for: the names
     of the extras, and others that the model and the backend agree on. Core compares words and knows none of them.
+
+    - ``index``: of this layer among the model's attention layers
+    - ``num_heads``: query heads of this rank.
+    - ``num_kv_heads``: K/V heads of this rank; divides ``num_heads``.
+    - ``head_size``: numbers in a head of Q and K.
+    - ``scale``: factor on scores before the softmax (mostly head_size ** -0.5).
+    - ``sliding_window``: tokens that a query sees, itself included; None: all.
+    - ``soft_cap``: scores become soft_cap * tanh(score / soft_cap) before the softmax
+    - ``value_head_size``: 0: head_size
+    - ``kind``: what it keeps; set by ``__post_init__`` for a sliding window.
+    - ``kv_group``: which block table of ``batch.kv_groups`` is its own; set by the worker, 0 is that of all tokens.
+    - ``kv_cache``: [num_blocks, *BlockFormat.block_shape]
+    - ``state``: the backend's own, per layer
+    - ``is_pruned``: its outcome is read at ``batch.hidden_indices`` alone, where that is not None
+    - ``prefix``: the layer's name in the checkpoint, for messages
+    - ``k_scale``: what the checkpoint says K is to be divided by where it is kept in fewer bits by a constant; None:
+      nothing.
+    - ``v_scale``: the same for V.
     """
 
-    index: int  # of this layer among the model's attention layers
+    index: int
     num_heads: int
     num_kv_heads: int
     head_size: int
     scale: float
     sliding_window: int | None = None
-    soft_cap: float | None = None  # scores become soft_cap * tanh(score / soft_cap) before the softmax
-    value_head_size: int = 0  # 0: head_size
+    soft_cap: float | None = None
+    value_head_size: int = 0
     kind: KVKind = KVKind.FULL
     kv_group: int = 0
-    kv_cache: Tensor | None = None  # [num_blocks, *BlockFormat.block_shape]
-    state: Any = None  # the backend's own, per layer
-    is_pruned: bool = False  # its outcome is read at ``batch.hidden_indices`` alone, where that is not None
+    kv_cache: Tensor | None = None
+    state: Any = None
+    is_pruned: bool = False
     extras: Mapping[str, Tensor] = field(default_factory=dict[str, "Tensor"])
     needs: frozenset[str] = frozenset()
-    prefix: str = ""  # the layer's name in the checkpoint, for messages
+    prefix: str = ""
     k_scale: float | None = None
-    """What the checkpoint says K is to be divided by where it is kept in fewer bits by a constant; None: nothing."""
     v_scale: float | None = None
 
     def __post_init__(self) -> None:
@@ -114,6 +147,7 @@ class AttentionLayer:
 
     @property
     def kv_spec(self) -> KVSpec:
+        """What it stores per token."""
         return KVSpec(self.kind, self.num_kv_heads, self.head_size, self.value_head_size, self.sliding_window)
 
 
@@ -131,6 +165,11 @@ class AttentionContext:
         only asked of backends that offer ``deterministic``.
     tp_rank, tp_size: which of the ranks this is that share each layer's heads. Each has consecutive ones, in the order
         of ranks; where there are more ranks than KV heads, neighbours have the same one.
+
+    - ``device``: the worker's.
+    - ``block_size``: tokens in a block of the KV cache.
+    - ``options``: the plugin's own options, validated; None where it declares none.
+    - ``upload``: core's own way to the device, for what is in no such buffer; ``send`` takes it.
     """
 
     device: torch.device
@@ -145,7 +184,6 @@ class AttentionContext:
     tp_rank: int = 0
     tp_size: int = 1
     upload: Upload | None = None
-    """Core's own way to the device, for what is in no such buffer; ``send`` takes it."""
 
     @property
     def send(self) -> Upload:
@@ -161,11 +199,14 @@ class CaptureSizes:
     null_block: of the KV cache, which no sequence holds: rows that stand for no sequence store there.
     rows_per_seq: of one sequence at most. So many times the blocks of a full cache are read by a step's rows together,
         and more only where sequences share some.
+
+    - ``max_seq_len``: tokens of one sequence
+    - ``num_blocks``: of the KV cache
     """
 
     num_seqs: int
-    max_seq_len: int  # tokens of one sequence
-    num_blocks: int  # of the KV cache
+    max_seq_len: int
+    num_blocks: int
     null_block: int
     rows_per_seq: int = 1
 
@@ -176,6 +217,9 @@ class Turn:
 
     cos, sin: of ``rotate``, [num_tokens, 1, head_size]. weight: [num_heads + num_kv_heads, head_size], of ``rms_norm``
     of each head, which comes before; None: there is none.
+
+    - ``eps``: of ``rms_norm``.
+    - ``rounds_last``: as in ``Operators.rms_norm``.
     """
 
     cos: Tensor
@@ -186,10 +230,12 @@ class Turn:
 
 
 class AttentionBackend(ABC):
-    """One per worker; holds no state between steps except what is the same for all of them."""
+    """One per worker; holds no state between steps except what is the same for all of them.
+
+    - ``turns``: whether it has ``forward_turned``.
+    """
 
     turns: bool = False
-    """Whether it has ``forward_turned``."""
 
     def __init__(self, context: AttentionContext) -> None:
         self.context = context
@@ -289,14 +335,18 @@ class AttentionBackendSpec(Declaration):
         latent layer; num_kv_heads; block_size; row]: a row is a head's numbers of a token, in quantised formats
         followed by padding to a multiple of four bytes and a float32 to multiply them with. A block that is begun is
         cleared before: the other backend may read all of it.
+
+    - ``dtypes``: of activations that it computes in.
+    - ``head_sizes``: None: any
+    - ``block_sizes``: None: any
     """
 
     family: ClassVar[str] = "attention"
 
     dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16")
     kv_dtypes: tuple[str, ...] = ("auto",)
-    head_sizes: tuple[int, ...] | None = None  # None: any
-    block_sizes: tuple[int, ...] | None = None  # None: any
+    head_sizes: tuple[int, ...] | None = None
+    block_sizes: tuple[int, ...] | None = None
     features: frozenset[str] = frozenset()
     kv_layouts: Mapping[str, str] = field(default_factory=dict[str, str])
 

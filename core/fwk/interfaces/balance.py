@@ -18,6 +18,8 @@ class Replica:
 
     num_open: sequences sent to it whose requests have not ended; counted by the server, and so never late.
     stats: what it last reported: with every step that has news, and twice a second.
+
+    - ``index``: its number among the server's engines, from 0.
     """
 
     index: int
@@ -27,7 +29,12 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class BalanceContext:
-    """What a load balancer is built with."""
+    """What a load balancer is built with.
+
+    - ``num_replicas``: engines of the server.
+    - ``options``: the plugin's own options, validated; None where it declares none.
+    - ``lifecycle``: for calls of its own at setup, ready, drain and close, and for work in the background.
+    """
 
     num_replicas: int
     options: Any = None

@@ -22,17 +22,42 @@ from fwk.types import ModelConfig
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """The machine a plugin would run on."""
+    """The machine a plugin would run on.
 
-    device: str = "cpu"  # the name of its plugin (``DeviceSpec``)
+    - ``device``: the name of its plugin (``DeviceSpec``)
+    - ``compute_capability``: of a CUDA device, (major, minor); None: it has none.
+    - ``cpu_flags``: instruction sets, as /proc/cpuinfo names them.
+    - ``lacks``: precisions that the device cannot compute in
+    """
+
+    device: str = "cpu"
     compute_capability: tuple[int, int] | None = None
     cpu_flags: frozenset[str] = frozenset()
-    lacks: frozenset[str] = frozenset()  # precisions that the device cannot compute in
+    lacks: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known of a run when plugins are chosen; each family reads the part it depends on."""
+    """What is known of a run when plugins are chosen; each family reads the part it depends on.
+
+    - ``host``: the machine.
+    - ``dtype``: of activations, by torch's name.
+    - ``kv_dtype``: how K/V are kept (``--kv-cache-dtype``); ``auto``: as ``dtype``.
+    - ``head_size``: of the model's attention, before it is divided over ranks; 0: not known yet. So for the next two.
+    - ``num_heads``: query heads.
+    - ``num_kv_heads``: K/V heads.
+    - ``block_size``: tokens in a block of the KV cache (``--page-size``).
+    - ``architecture``: as config.json names it; empty: not known yet.
+    - ``tp_size``: ranks of the tensor-parallel group.
+    - ``ep_size``: by how many ranks the experts of a layer are divided; 1: not at all.
+    - ``features``: abilities that this run cannot do without, in the words of ``AttentionBackendSpec.features``.
+    - ``task``: what the model is for (``ModelSpec.task``).
+    - ``layouts``: how the checkpoint's weights are stored, in the words of ``QuantizerSpec.layouts``.
+    - ``drafts``: the shape of the drafts that are verified; empty while the decoder is not chosen.
+    - ``is_deterministic``: whether a sequence's numbers must be the same to the bit whatever is computed alongside.
+    - ``model``: the served model's configuration.
+    - ``chosen``: names of what other families have in use so far; empty for a family that is not used.
+    """
 
     host: Host = Host()
     dtype: str = "float32"
@@ -45,19 +70,12 @@ class Facts:
     tp_size: int = 1
     ep_size: int = 1
     features: frozenset[str] = frozenset()
-    """Abilities that this run cannot do without, in the words of ``AttentionBackendSpec.features``."""
     task: str = ""
-    """What the model is for (``ModelSpec.task``)."""
     layouts: tuple[str, ...] = ()
-    """How the checkpoint's weights are stored, in the words of ``QuantizerSpec.layouts``."""
     drafts: Literal["none", "chain", "tree", ""] = "none"
-    """The shape of the drafts that are verified; empty while the decoder is not chosen."""
     is_deterministic: bool = False
-    """Whether a sequence's numbers must be the same to the bit whatever is computed alongside."""
     model: ModelConfig | None = None
-    """The served model's configuration."""
     chosen: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
-    """Names of what other families have in use so far; empty for a family that is not used."""
 
     def value(self, name: str) -> tuple[object, ...] | None:
         """What ``Limit.fact`` is called by ``name``; ``("none",)`` of a family that is not used, None while unknown."""
@@ -114,7 +132,11 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Abilities a plugin needs of what is chosen from another family, in the words of that family's ``abilities``."""
+    """Abilities a plugin needs of what is chosen from another family, in the words of that family's ``abilities``.
+
+    - ``family``: whose choice it is.
+    - ``features``: all of them are needed.
+    """
 
     family: str
     features: frozenset[str]
@@ -122,13 +144,20 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Conditions of the machine and the environment."""
+    """Conditions of the machine and the environment.
+
+    - ``device``: name of a device plugin; None: any.
+    - ``packages``: Python requirements (PEP 508) that must be installed.
+    - ``compute_capability``: the lowest, (major, minor); None: any.
+    - ``cpu_flags``: instruction sets that the CPU must have, as /proc/cpuinfo names them.
+    - ``dtypes``: precisions it computes in, whatever the model's
+    """
 
     device: str | None = None
     packages: tuple[str, ...] = ()
     compute_capability: tuple[int, int] | None = None
     cpu_flags: tuple[str, ...] = ()
-    dtypes: tuple[str, ...] = ()  # precisions it computes in, whatever the model's
+    dtypes: tuple[str, ...] = ()
 
     def refusal(self, host: Host) -> str | None:
         """Why these needs are not met on ``host``, and what would meet them; None when they are."""
@@ -184,6 +213,9 @@ class Declaration:
     limits: bounds on the run, on the facts of any family.
     asks: abilities it needs of other families' choices.
     offers: abilities that others may ask of it.
+
+    - ``family``: the family of all such declarations; set by each ``*Spec``.
+    - ``summary``: one line for ``fwk plugins list``.
     """
 
     family: ClassVar[str] = ""

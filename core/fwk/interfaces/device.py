@@ -20,14 +20,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DeviceContext:
-    """What a device is built with."""
+    """What a device is built with.
+
+    - ``options``: the plugin's own options, validated; None where it declares none.
+    """
 
     options: Any = None
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryInfo:
-    """Bytes: what is free for this worker, and what ``--mem-fraction-static`` is a fraction of."""
+    """Bytes: what is free for this worker, and what ``--mem-fraction-static`` is a fraction of.
+
+    - ``free``: bytes now.
+    - ``total``: bytes of all.
+    """
 
     free: int
     total: int
@@ -35,7 +42,11 @@ class MemoryInfo:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Bytes that the device's allocator has taken for this process: now, and at most since ``Device.trim``."""
+    """Bytes that the device's allocator has taken for this process: now, and at most since ``Device.trim``.
+
+    - ``now``: bytes.
+    - ``most``: bytes.
+    """
 
     now: int
     most: int
@@ -126,14 +137,16 @@ class CacheMemory:
 
 
 class Device(ABC):
-    """One kind of device. Built in every process that makes a worker; only ``take`` touches one."""
+    """One kind of device. Built in every process that makes a worker; only ``take`` touches one.
+
+    - ``kind``: torch's name for it (``torch.device.type``).
+    - ``collective``: torch.distributed's backend for its tensors.
+    - ``is_host``: whether its tensors lie in the host's memory, and its work is done when a call returns.
+    """
 
     kind: ClassVar[str]
-    """torch's name for it (``torch.device.type``)."""
     collective: ClassVar[str]
-    """torch.distributed's backend for its tensors."""
     is_host: ClassVar[bool] = False
-    """Whether its tensors lie in the host's memory, and its work is done when a call returns."""
 
     def __init__(self, context: DeviceContext) -> None:
         self.context = context

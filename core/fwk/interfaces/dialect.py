@@ -32,6 +32,19 @@ class OutputDelta:
     sequence 0 (for the others: only the leading None), one entry per prompt token, None for the first.
     ``hidden_states`` are those of the prompt's tokens with the first delta, and of all tokens of the output but its
     last with the following ones.
+
+    - ``index``: of the sequence among the request's ``n``.
+    - ``text``: new text; empty without a tokenizer.
+    - ``token_ids``: new tokens.
+    - ``cached_tokens``: of the prompt, whose K/V came from the prefix cache.
+    - ``num_output_tokens``: so far
+    - ``draft_tokens``: verified so far by speculative decoding
+    - ``accepted_draft_tokens``: of ``draft_tokens``, those that stand.
+    - ``error``: why the sequence failed (``finish_reason`` is ``error``); None: it did not.
+    - ``is_refusal``: ``error`` is due to what the request asks for.
+    - ``hidden_states``: of each token computed since: float32 numbers, little-endian
+    - ``num_cut``: tokens behind a stop string, which are left out
+    - ``features``: what features' parts in the engine sent with it
     """
 
     index: int
@@ -42,14 +55,14 @@ class OutputDelta:
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     cached_tokens: int = 0
-    num_output_tokens: int = 0  # so far
-    draft_tokens: int = 0  # verified so far by speculative decoding
+    num_output_tokens: int = 0
+    draft_tokens: int = 0
     accepted_draft_tokens: int = 0
     error: str | None = None
     is_refusal: bool = False
-    hidden_states: list[bytes] | None = None  # of each token computed since: float32 numbers, little-endian
-    num_cut: int = 0  # tokens behind a stop string, which are left out
-    features: Features = field(default_factory=Features)  # what features' parts in the engine sent with it
+    hidden_states: list[bytes] | None = None
+    num_cut: int = 0
+    features: Features = field(default_factory=Features)
 
     def joined(self, later: OutputDelta) -> OutputDelta:
         """One delta in place of this one and of the sequence's next one."""
@@ -73,9 +86,19 @@ class OutputDelta:
 class GenerateInput:
     """One prompt to complete, as a dialect hands it to the frontend.
 
-    label, operation and trace are for observers only: the client's own request id, what was asked in OpenTelemetry's
+    label, operation, trace: for observers only: the client's own request id, what was asked in OpenTelemetry's
     words (``chat``, ``text_completion``, ...), and where the request comes from (see ``trace_context``). A field whose
     metadata names a ``feature`` is that one's: without it, a request that sets the field is refused.
+
+    - ``prompt_token_ids``: at least one.
+    - ``sampling``: how tokens are chosen; ``Frontend.check`` completes it.
+    - ``n``: sequences to generate.
+    - ``priority``: for schedule policies that go by it; higher is more urgent unless the policy says otherwise.
+    - ``service``: who asks, and what they expect.
+    - ``cache_salt``: requests share K/V only with those of the same salt.
+    - ``adapter``: name of a loaded LoRA adapter
+    - ``extras``: what HTTP bodies hold for features, by the feature's field.
+    - ``media``: and ``payload``: of ``Frontend.place_media``
     """
 
     prompt_token_ids: list[int]
@@ -84,12 +107,12 @@ class GenerateInput:
     priority: int = 0
     service: Service = Service()
     cache_salt: str = ""
-    adapter: str = field(default="", metadata={"feature": "lora"})  # name of a loaded LoRA adapter
+    adapter: str = field(default="", metadata={"feature": "lora"})
     label: str = ""
     operation: str = "text_completion"
     trace: Mapping[str, str] = field(default_factory=dict[str, str])
     extras: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    media: Sequence[Media] = ()  # and ``payload``: of ``Frontend.place_media``
+    media: Sequence[Media] = ()
     payload: Any = None
 
 
@@ -104,6 +127,9 @@ class PlacedInput:
     """A prompt in which media have their tokens: three fields of a ``GenerateInput``.
 
     payload: holds the file that the workers read, which is removed when nothing refers to this any more.
+
+    - ``token_ids``: the prompt.
+    - ``media``: in the order of their tokens.
     """
 
     token_ids: list[int]
@@ -116,6 +142,12 @@ class EmbedInput:
     """One text, or a pair of texts, to make a vector of; the other fields are as those of ``GenerateInput``.
 
     ``segment_start``: first token of a pair's second text; 0 where there is one text.
+
+    - ``token_ids``: of the input, special tokens included.
+    - ``priority``: as there.
+    - ``label``: as there.
+    - ``trace``: as there.
+    - ``service``: as there.
     """
 
     token_ids: list[int]
@@ -137,7 +169,25 @@ def trace_context(headers: Mapping[str, str]) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """What the API says of the served model."""
+    """What the API says of the served model.
+
+    - ``name``: what requests call it (``--served-model-name``).
+    - ``path``: as the user gave it.
+    - ``created``: seconds since 1970.
+    - ``max_model_len``: tokens of prompt and output together.
+    - ``vocab_size``: width of the logits.
+    - ``task``: what it is served for (``ModelSpec.task``).
+    - ``embedding_size``: numbers in a vector; 0 for a model that makes none
+    - ``other_names``: that requests may call it by as well
+    - ``labels``: of a classifier's scores, which are its vector
+    - ``has_token_vectors``: a vector for each token of an input
+    - ``end_token_ids``: tokens that end a text
+    - ``config``: config.json of a model that does not generate
+    - ``peer_names``: of the server's other models
+    - ``max_input_len``: tokens of a prompt, where the server takes fewer than the model
+    - ``shortens_prompts``: prompts that are too long are cut, not refused
+    - ``media``: kinds that prompts may have, and how many
+    """
 
     name: str
     path: str
@@ -145,16 +195,16 @@ class ModelCard:
     max_model_len: int
     vocab_size: int
     task: Task = "generate"
-    embedding_size: int = 0  # numbers in a vector; 0 for a model that makes none
-    other_names: tuple[str, ...] = ()  # that requests may call it by as well
-    labels: tuple[str, ...] = ()  # of a classifier's scores, which are its vector
-    has_token_vectors: bool = False  # a vector for each token of an input
-    end_token_ids: tuple[int, ...] = ()  # tokens that end a text
-    config: Mapping[str, Any] = field(default_factory=dict[str, Any])  # config.json of a model that does not generate
-    peer_names: tuple[str, ...] = ()  # of the server's other models
-    max_input_len: int | None = None  # tokens of a prompt, where the server takes fewer than the model
-    shortens_prompts: bool = False  # prompts that are too long are cut, not refused
-    media: Mapping[str, int] = field(default_factory=dict[str, int])  # kinds that prompts may have, and how many
+    embedding_size: int = 0
+    other_names: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
+    has_token_vectors: bool = False
+    end_token_ids: tuple[int, ...] = ()
+    config: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    peer_names: tuple[str, ...] = ()
+    max_input_len: int | None = None
+    shortens_prompts: bool = False
+    media: Mapping[str, int] = field(default_factory=dict[str, int])
 
     def is_called(self, name: str) -> bool:
         """Whether requests may call the model so."""
@@ -189,6 +239,9 @@ class AdapterCard:
     """What the API says of a loaded LoRA adapter.
 
     ``source`` is what a client asked for, or the adapter's name where that would tell of the server's folders.
+
+    - ``name``: what requests call it.
+    - ``created``: seconds since 1970.
     """
 
     name: str
@@ -220,27 +273,35 @@ class AdapterRegistry(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Infill:
-    """A prompt whose completion is a text's middle, and the tokens that end the middle besides the model's own."""
+    """A prompt whose completion is a text's middle, and the tokens that end the middle besides the model's own.
+
+    - ``token_ids``: the prompt.
+    - ``stop_token_ids``: for ``SamplingParams.stop_token_ids``.
+    """
 
     token_ids: list[int]
     stop_token_ids: list[int]
 
 
 class TextTools(ABC):
-    """The served model's tokeniser and templates. Every method is safe to call from any thread."""
+    """The served model's tokeniser and templates. Every method is safe to call from any thread.
+
+    - ``has_tokenizer``: whether there is one; else prompts are token ids, replies hold token ids, and no output has
+      text.
+    - ``shows_tools``: whether the chat template shows the model the tools it is given; else messages have to.
+    - ``renders_pairs``: whether the chat template is one of pairs: of a message of role ``query`` and one of role
+      ``document``.
+    """
 
     has_tokenizer: bool = True
-    """Whether there is one; else prompts are token ids, replies hold token ids, and no output has text."""
 
     shows_tools: bool = True
-    """Whether the chat template shows the model the tools it is given; else messages have to."""
 
     @abstractmethod
     def encode(self, text: str, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
         """Text to ids; ``parse_special=False`` turns text that looks like a special token into ordinary tokens."""
 
     renders_pairs: bool = False
-    """Whether the chat template is one of pairs: of a message of role ``query`` and one of role ``document``."""
 
     def encode_pair(self, first: str, second: str) -> tuple[list[int], int]:
         """Ids of two texts as one input, special tokens around and between them, and where the second's segment starts.
@@ -322,18 +383,26 @@ class TextTools(ABC):
 
 
 class Frontend(ABC):
-    """The server as a dialect sees it."""
+    """The server as a dialect sees it.
+
+    - ``card``: the served model.
+    - ``text``: its tokenizer and templates.
+    - ``default_sampling``: sampling fields for requests that leave them out: the server's, else those of the model's
+      generation_config.
+    - ``preferred_sampling``: those of them that are the server's (``--preferred-sampling-params``), for APIs that ask
+      no model.
+    - ``grammar_kinds``: kinds of grammars that ``SamplingParams.grammar`` may have; empty: output cannot be
+      constrained.
+    - ``grammar_in_reasoning``: whether a grammar holds from the first token on, so that a constrained answer has no
+      thinking.
+    """
 
     card: ModelCard
     text: TextTools
     default_sampling: Mapping[str, Any]
-    """Sampling fields for requests that leave them out: the server's, else those of the model's generation_config."""
     preferred_sampling: Mapping[str, Any] = {}
-    """Those of them that are the server's (``--preferred-sampling-params``), for APIs that ask no model."""
     grammar_kinds: frozenset[str] = frozenset()
-    """Kinds of grammars that ``SamplingParams.grammar`` may have; empty: output cannot be constrained."""
     grammar_in_reasoning: bool = False
-    """Whether a grammar holds from the first token on, so that a constrained answer has no thinking."""
 
     @abstractmethod
     async def run_blocking(self, function: Any, *args: Any, **kwargs: Any) -> Any:
@@ -481,7 +550,12 @@ def openai_error(status: int, message: str, param: str | None = None, code: str 
 
 @dataclass(frozen=True, slots=True)
 class DialectContext:
-    """What a dialect is built with."""
+    """What a dialect is built with.
+
+    - ``frontend``: the served model.
+    - ``options``: the plugin's own options, validated; None where it declares none.
+    - ``lifecycle``: for calls of its own at setup, ready, drain and close, and for work in the background.
+    """
 
     frontend: Frontend
     options: Any = None
@@ -489,23 +563,28 @@ class DialectContext:
 
 
 class Dialect(ABC):
-    """A set of HTTP routes."""
+    """A set of HTTP routes.
+
+    - ``requests``: of each path that takes a body, the body's model. docs/limits.md is made from it: every number,
+      text, list and object says its most in its JSON schema (``maximum``, ``maxLength``, ...), or in words under
+      ``x-limit``.
+    - ``elsewhere``: paths that other servers of the kind have and this one has not, each with what does it here: said
+      with 404.
+    - ``public_paths``: of its routes those that need no key: they hold nothing of the server's or a client's, as a
+      page's files do.
+    - ``invalid_status``: what a body past a limit is answered with.
+    - ``request_notes``: a sentence for docs/limits.md on limits of bodies as a whole.
+    """
 
     requests: ClassVar[Mapping[str, type[BaseModel]]] = {}
-    """Of each path that takes a body, the body's model. docs/limits.md is made from it: every number, text, list and
-    object says its most in its JSON schema (``maximum``, ``maxLength``, ...), or in words under ``x-limit``."""
 
     elsewhere: ClassVar[Mapping[str, str]] = {}
-    """Paths that other servers of the kind have and this one has not, each with what does it here: said with 404."""
 
     public_paths: ClassVar[tuple[str, ...]] = ()
-    """Of its routes those that need no key: they hold nothing of the server's or a client's, as a page's files do."""
 
     invalid_status: ClassVar[int] = 400
-    """What a body past a limit is answered with."""
 
     request_notes: ClassVar[str] = ""
-    """A sentence for docs/limits.md on limits of bodies as a whole."""
 
     def __init__(self, context: DialectContext) -> None:
         self.context = context

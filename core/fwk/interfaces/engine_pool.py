@@ -67,6 +67,9 @@ class EnginePoolContext:
     model: the served model as the user named it; name: what requests call it. model_index: among those of the server, 0
         for the first. model_bytes: of its files.
     shared: one dictionary for the pools of this plugin of all models.
+
+    - ``options``: the plugin's own options, validated; None where it declares none.
+    - ``lifecycle``: for calls of its own at setup, ready, drain and close, and for work in the background.
     """
 
     below: Callable[[int], EnginePool]
@@ -85,16 +88,17 @@ class EnginePool:
 
     ``below``: the pools that it is made of; what is not overridden is done by the first of them. The calls below are
     set by who uses the pool.
+
+    - ``on_stats``: called with the engines' numbers together, whenever there are new ones.
+    - ``on_death``: an engine has died, and why.
+    - ``on_given_up``: no engine lives, and none will be started again.
+    - ``on_ready``: awaited when engines were started again for a request, before it is served.
     """
 
     on_stats: Callable[[EngineStats], None] = staticmethod(_ignore)
-    """Called with the engines' numbers together, whenever there are new ones."""
     on_death: Callable[[str], None] = staticmethod(_ignore)
-    """An engine has died, and why."""
     on_given_up: Callable[[], None] = staticmethod(_ignore)
-    """No engine lives, and none will be started again."""
     on_ready: Callable[[EngineReady], Awaitable[None]] | None = None
-    """Awaited when engines were started again for a request, before it is served."""
 
     def __init__(self, context: EnginePoolContext, num_pools: int = 1) -> None:
         self.context = context
@@ -235,10 +239,12 @@ class EnginePoolSpec(Declaration):
 
 
 class ModelApp(ABC):
-    """One of several models of a server, as a router sees it."""
+    """One of several models of a server, as a router sees it.
+
+    - ``app``: its ASGI application.
+    """
 
     app: Any
-    """Its ASGI application."""
 
     @abstractmethod
     def is_called(self, name: str) -> bool:

@@ -52,20 +52,31 @@ class Worker(ABC):
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """What the engine learns once the workers are loaded."""
+    """What the engine learns once the workers are loaded.
+
+    - ``num_blocks``: of the KV cache, without those the worker keeps for itself.
+    - ``vocab_size``: width of the logits.
+    - ``chosen``: name of the plugin in use, by family.
+    - ``reasons``: a sentence for each plugin that was passed over.
+    - ``num_window_groups``: groups of layers with a block table of their own, in addition to the first
+    - ``window``: tokens that layers of those groups see
+    - ``num_state_places``: states that can be kept for the prefix cache; None: no recurrent layers
+    - ``depth``: steps it gains from having been launched before the first of them is collected
+    - ``num_lookahead``: most drafts for one sequence: tokens past the newest one that need blocks
+    - ``memory``: Bytes of the device by what has them: total, others, weights (and buffers), step (the largest),
+      graphs, kv_cache; empty where they are the host's.
+    """
 
     num_blocks: int
     vocab_size: int
     chosen: dict[str, str]
     reasons: tuple[str, ...] = ()
-    num_window_groups: int = 0  # groups of layers with a block table of their own, in addition to the first
-    window: int = 0  # tokens that layers of those groups see
-    num_state_places: int | None = None  # states that can be kept for the prefix cache; None: no recurrent layers
-    depth: int = 1  # steps it gains from having been launched before the first of them is collected
-    num_lookahead: int = 0  # most drafts for one sequence: tokens past the newest one that need blocks
+    num_window_groups: int = 0
+    window: int = 0
+    num_state_places: int | None = None
+    depth: int = 1
+    num_lookahead: int = 0
     memory: dict[str, int] = field(default_factory=dict[str, int])
-    """Bytes of the device by what has them: total, others, weights (and buffers), step (the largest), graphs, kv_cache;
-    empty where they are the host's."""
 
 
 class WorkerRecipe(msgspec.Struct, frozen=True):
@@ -88,6 +99,13 @@ class ExecutorContext:
     """What an executor is built with: two ways to a worker, one for each of ``tp_size`` ranks.
 
     ``make_worker(group)`` makes one in the calling process; ``recipe`` is for other processes.
+
+    - ``tp_size``: ranks of the tensor-parallel group.
+    - ``options``: the plugin's own options, validated; None where it declares none.
+    - ``step_timeout``: seconds after which a step that has not come back counts as hung; a worker's loss is then the
+      engine's end.
+    - ``common``: what every machine of a run must have in common, by the words that a message calls it by
+      (``NodeContext``).
     """
 
     make_worker: Callable[[ParallelGroup], Worker]
@@ -95,23 +113,21 @@ class ExecutorContext:
     tp_size: int = 1
     options: Any = None
     step_timeout: float = 300.0
-    """Seconds after which a step that has not come back counts as hung; a worker's loss is then the engine's end."""
     common: Callable[[], Mapping[str, str]] = dict[str, str]
-    """What every machine of a run must have in common, by the words that a message calls it by (``NodeContext``)."""
 
 
 class Executor(ABC):
-    """Runs batches on all workers, in the order of ``launch``."""
+    """Runs batches on all workers, in the order of ``launch``.
 
-    depth: int = 1
-    """Steps in flight the executor gains from: 2 hides the scheduling of step N+1 behind step N.
-
-    With ``--disable-overlap-schedule`` the engine keeps to 1.
+    - ``depth``: steps in flight the executor gains from: 2 hides the scheduling of step N+1 behind step N. With
+      ``--disable-overlap-schedule`` the engine keeps to 1.
+    - ``launches_ahead``: whether a worker is given the next step before the one before is collected. Where each step is
+      executed in one go, a worker cannot draft for the step after the next.
     """
 
+    depth: int = 1
+
     launches_ahead: bool = False
-    """Whether a worker is given the next step before the one before is collected. Where each step is executed in one
-    go, a worker cannot draft for the step after the next."""
 
     def __init__(self, context: ExecutorContext) -> None:
         self.context = context
@@ -145,14 +161,19 @@ class Executor(ABC):
 
 @dataclass(frozen=True, slots=True)
 class NodeContext:
-    """What a ``WorkerNode`` is built with; ``common`` and the rest as in ``ExecutorContext``."""
+    """What a ``WorkerNode`` is built with; ``common`` and the rest as in ``ExecutorContext``.
+
+    - ``recipe``: of the workers.
+    - ``tp_size``: ranks of the whole engine.
+    - ``options``: the executor's own, validated.
+    - ``say``: writes a sentence to the log, at every ``--log-level``.
+    """
 
     recipe: WorkerRecipe
     tp_size: int
     options: Any
     common: Callable[[], Mapping[str, str]]
     say: Callable[[str], None]
-    """Writes a sentence to the log, at every ``--log-level``."""
 
 
 class WorkerNode(ABC):
@@ -173,7 +194,7 @@ class WorkerNode(ABC):
 class ExecutorSpec(Declaration):
     """Declares an executor.
 
-    max_tp_size: workers it can run as one tensor-parallel group; None: any number.
+    max_tp_size: workers it can run as one tensor-parallel group: 1 unless it says more; None: any number.
     local_options: options of its own that may differ between the machines of a run.
     """
 

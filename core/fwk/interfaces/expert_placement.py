@@ -22,6 +22,8 @@ class PlacementShape:
     num_experts: of the router; at most num_slots, which num_ranks divides.
     num_groups: equal groups of consecutive experts of which a token chooses few (``Routing.num_groups``).
     num_nodes: machines; num_nodes divides num_ranks, and ranks of a machine are consecutive.
+
+    - ``num_ranks``: of the expert-parallel group.
     """
 
     num_experts: int
@@ -33,7 +35,10 @@ class PlacementShape:
 
 @dataclass(frozen=True, slots=True)
 class ExpertPlacerContext:
-    """What an algorithm is built with."""
+    """What an algorithm is built with.
+
+    - ``options``: the plugin's own options, validated; None where it declares none.
+    """
 
     options: Any = None
 
@@ -65,6 +70,9 @@ class PlacedLayer(Protocol):
 
     slots: [num_slots] the expert in each slot of all ranks. counts: [num_experts] int64, tokens that chose each expert
     since they were set to zero, if they are counted.
+
+    - ``name``: its prefix in the checkpoint.
+    - ``shape``: what its slots are.
     """
 
     name: str

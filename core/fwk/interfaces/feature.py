@@ -78,6 +78,8 @@ class FeatureRun:
     model: as the user gave it. runner: ``generate`` or ``pool``. is_recurrent, has_encoder, media: of the model.
     chosen: what was settled, by family. features: the names of those that are on. one_server: what the user gave to
     turn on those that have ``FeatureSpec.one_server``, and why.
+
+    - ``config``: all options of the run.
     """
 
     config: Config
@@ -176,6 +178,12 @@ class ServerPartContext:
     frontend: the served model as dialects see it; None in ``fwk.LLM``.
     has_admin: whether the server has an administrator, for whom ``admin_routes`` are.
     plugins: builds plugins of families that this process has.
+
+    - ``name``: the feature's.
+    - ``model_name``: what requests call the model.
+    - ``text``: the model's tokenizer and templates.
+    - ``options``: the plugin's own options, validated; None where it declares none.
+    - ``lifecycle``: for calls of its own at setup, ready, drain and close, and for work in the background.
     """
 
     name: str
@@ -190,13 +198,17 @@ class ServerPartContext:
 
 
 class RequestPart:
-    """What a feature does for one request in the server. Every wait counts against ``ServerPart.max_seconds``."""
+    """What a feature does for one request in the server. Every wait counts against ``ServerPart.max_seconds``.
+
+    - ``namespace``: what separates the request's K/V from those of others, where the feature changes them; as of
+      ``enter``.
+    - ``others``: features of better rank that send the engine something with the request, or have a namespace; as of
+      ``enter``.
+    """
 
     namespace: str = ""
-    """What separates the request's K/V from those of others, where the feature changes them; as of ``enter``."""
 
     others: tuple[str, ...] = ()
-    """Features of better rank that send the engine something with the request, or have a namespace; as of ``enter``."""
 
     async def check(self, item: Any) -> Any:
         """Complete or change the input, a ``GenerateInput`` or an ``EmbedInput``, before anything is queued.
@@ -222,13 +234,15 @@ class RequestPart:
 
 
 class ServerPart:
-    """A feature's part for one served model, on the server's event loop; ``fwk.LLM`` has it, too, without routes."""
+    """A feature's part for one served model, on the server's event loop; ``fwk.LLM`` has it, too, without routes.
+
+    - ``max_seconds``: what a request may wait for one call of a ``RequestPart``; then it is answered with 503.
+    - ``public_paths``: of its routes those that no API key opens: it checks by itself who asks.
+    """
 
     max_seconds: float = 30.0
-    """What a request may wait for one call of a ``RequestPart``; then it is answered with 503."""
 
     public_paths: ClassVar[tuple[str, ...]] = ()
-    """Of its routes those that no API key opens: it checks by itself who asks."""
 
     def __init__(self, context: ServerPartContext) -> None:
         self.context = context
@@ -293,19 +307,27 @@ class FeatureSequence(SequenceView, Protocol):
         ...
 
     @property
-    def num_prompt_tokens(self) -> int: ...
+    def num_prompt_tokens(self) -> int:
+        """The first of ``token_ids``."""
+        ...
+
     @property
     def num_matchable_tokens(self) -> int:
         """Its leading tokens whose K/V may come from the prefix cache."""
         ...
 
     @property
-    def is_running(self) -> bool: ...
+    def is_running(self) -> bool:
+        """Whether it has a slot; else it waits."""
+        ...
 
 
 @dataclass(eq=False, slots=True)
 class ReservedBlocks:
-    """Blocks for ``token_ids``, which follow the locked path ``node`` of the prefix cache."""
+    """Blocks for ``token_ids``, which follow the locked path ``node`` of the prefix cache.
+
+    - ``block_ids``: in the order of the tokens.
+    """
 
     node: Any
     block_ids: list[int]
@@ -314,7 +336,10 @@ class ReservedBlocks:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class HeldBlocks:
-    """Blocks at the beginning of a locked path ``node`` of the prefix cache."""
+    """Blocks at the beginning of a locked path ``node`` of the prefix cache.
+
+    - ``block_ids``: in the order of the tokens.
+    """
 
     node: Any
     block_ids: list[int]
@@ -389,6 +414,9 @@ class EnginePartContext:
     wire: the feature's. block_size: tokens in a block of the KV cache. max_running: sequences that run at once.
     is_host: whether workers compute on the host itself.
     blocks: of the KV cache. num_running: how many sequences run now.
+
+    - ``name``: the feature's.
+    - ``options``: the plugin's own options, validated; None where it declares none.
     """
 
     name: str
@@ -407,6 +435,8 @@ class EnginePart(Gate):
 
     Asked and told of the sequences alone that it ``concerns``. As it stands it passes what the server sent on to the
     workers, and of what they answer the newest to the server.
+
+    - ``wants_steps``: whether ``step`` is asked; then no step of its sequences is planned in short.
     """
 
     def __init__(self, context: EnginePartContext) -> None:
@@ -468,7 +498,6 @@ class EnginePart(Gate):
         return sequence.request.features.get(self.name)
 
     wants_steps: ClassVar[bool] = False
-    """Whether ``step`` is asked; then no step of its sequences is planned in short."""
 
     def step(self, sequence: FeatureSequence, start: int, count: int) -> msgspec.Struct | None:
         """A step computes ``count`` tokens of it from ``start`` on: what the workers are told, of ``Wire.step``."""
@@ -530,6 +559,8 @@ class LoadedModel:
 
     taps: by the number of layers before them, the places where its residual stream may be changed; empty for a model
     without. made: ``ModelContext.made``.
+
+    - ``model``: as ``ModelSpec.load`` made it.
     """
 
     model: Model | Encoder
@@ -545,6 +576,9 @@ class WorkerCache:
     in_common: what a worker of this rank must have in common with another, perhaps on another machine, for blocks of
         the one to be blocks of the other, by the words that a message calls it by; it waits for the hash of the model's
         files (``FeatureSpec.moves_blocks`` starts it early).
+
+    - ``num_blocks``: of the cache.
+    - ``block_size``: tokens in a block.
     """
 
     layers: Sequence[AttentionLayer]
@@ -562,6 +596,16 @@ class WorkerPartContext:
     to_host: begins a tensor's copy into the host's memory, which is whole when ``WorkerPart.results`` is called; on the
     host it is the tensor itself. grammar: that of the sequence in a slot, after its tokens that are sure, to be asked
     and not advanced; None without one, and where only the end may follow.
+
+    - ``name``: the feature's.
+    - ``device``: the worker's.
+    - ``wire``: the feature's.
+    - ``options``: the plugin's own options, validated; None where it declares none.
+    - ``is_host``: whether the device is the host itself.
+    - ``num_slots``: most sequences at once.
+    - ``vocab_size``: width of the logits.
+    - ``hidden_size``: numbers in a hidden state.
+    - ``num_layers``: of the model, all kinds counted.
     """
 
     name: str
@@ -583,13 +627,15 @@ class WorkerPartContext:
 
 
 class WorkerPart:
-    """A feature's part in each worker. Has a part in the steps in which one of its sequences has one."""
+    """A feature's part in each worker. Has a part in the steps in which one of its sequences has one.
+
+    - ``graphs``: ``eager``: such a step is computed by calling the model's layers, not replayed from a capture.
+    - ``needs_lengths``: whether it goes by ``ForwardBatch.seq_lens_np``: then no step of its sequences is launched
+      while drafts of them are being verified, of which some may count there that are rejected.
+    """
 
     graphs: ClassVar[Literal["any", "eager"]] = "any"
-    """``eager``: such a step is computed by calling the model's layers, not replayed from a capture."""
     needs_lengths: ClassVar[bool] = False
-    """Whether it goes by ``ForwardBatch.seq_lens_np``: then no step of its sequences is launched while drafts of them
-    are being verified, of which some may count there that are rejected."""
 
     def __init__(self, context: WorkerPartContext) -> None:
         self.context = context

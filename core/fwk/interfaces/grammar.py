@@ -23,12 +23,17 @@ class GrammarContext:
 
     ``token_bytes[i]`` is what token i adds to the text; empty for an id without a token (a padded vocabulary). Tokens
     in ``special_ids`` add nothing and are part of no text; those in ``eos_token_ids`` end it.
+
+    - ``tokenizer``: the served model's.
+    - ``token_bytes``: [vocab_size]
+    - ``eos_token_ids``: may be empty
+    - ``options``: the plugin's own options, validated; None where it declares none.
     """
 
     tokenizer: Tokenizer
-    token_bytes: Sequence[bytes]  # [vocab_size]
+    token_bytes: Sequence[bytes]
     special_ids: frozenset[int]
-    eos_token_ids: tuple[int, ...]  # may be empty
+    eos_token_ids: tuple[int, ...]
     options: Any = None
 
     @property

@@ -24,15 +24,22 @@ Valid until the next step.
 
 
 class StepSize(NamedTuple):
-    """All that sets a step apart from another, besides what is in the input buffers and the plan of attention."""
+    """All that sets a step apart from another, besides what is in the input buffers and the plan of attention.
+
+    - ``num_tokens``: of all sequences.
+    - ``num_hidden``: hidden states that are wanted: of all tokens, or fewer (``ForwardBatch.hidden_indices``)
+    - ``num_logits``: rows of logits.
+    - ``num_seqs``: sequences.
+    """
 
     num_tokens: int
-    num_hidden: int  # hidden states that are wanted: of all tokens, or fewer (``ForwardBatch.hidden_indices``)
+    num_hidden: int
     num_logits: int
     num_seqs: int
 
     @staticmethod
     def of(batch: ForwardBatch) -> StepSize:
+        """That of a batch."""
         num_hidden = batch.num_tokens if batch.hidden_indices is None else len(batch.hidden_indices)
         return StepSize(batch.num_tokens, num_hidden, len(batch.logits_indices), batch.num_seqs)
 
@@ -50,11 +57,13 @@ class Graph(ABC):
 
 
 class GraphCapture(ABC):
-    """How a device, or a set of operators, captures steps."""
+    """How a device, or a set of operators, captures steps.
+
+    - ``serves_smaller``: whether what ``capture`` makes replays steps of every size up to the one it was made for,
+      prompts included; else it replays that size alone, and steps are padded to the next of some sizes.
+    """
 
     serves_smaller: ClassVar[bool] = True
-    """Whether what ``capture`` makes replays steps of every size up to the one it was made for, prompts included; else
-    it replays that size alone, and steps are padded to the next of some sizes."""
 
     @abstractmethod
     def capture(self, step: Callable[[StepSize], StepOutput], most: StepSize) -> Graph:

@@ -20,6 +20,9 @@ class KVTransferContext:
     kv_caches: every layer's cache, [num_blocks, *block_shape], on the host. identity: 32 bytes that differ whenever
     the bytes of a block would mean something else. secret: what both sides must prove that they know. rank: of the
     worker; a worker reads from the one of the same rank.
+
+    - ``block_size``: tokens in a block.
+    - ``options``: the plugin's own options, validated; None where it declares none.
     """
 
     kv_caches: Sequence[Tensor]
@@ -36,6 +39,9 @@ class Transfer:
 
     is_whole: every wanted block has arrived undamaged. num_bytes: of K/V that went over the wire. error: why it is not
     whole, for the log.
+
+    - ``key``: as it was offered or received.
+    - ``seconds``: from the offer, or the begin of reading, to its end.
     """
 
     key: str

@@ -9,16 +9,18 @@ Call = Callable[[], Awaitable[None]]
 
 
 class Stage(Enum):
-    """When a plugin's calls come. Each comes once, those of a stage in the order in which they were given."""
+    """When a plugin's calls come. Each comes once, those of a stage in the order in which they were given.
+
+    - ``SETUP``: before any request is answered. What it raises stops the server's start, in the plugin's name.
+    - ``READY``: the engines serve, requests are about to be taken. What it raises stops the server's start, too.
+    - ``DRAIN``: no new requests are taken; those under way finish meanwhile. What it raises is logged.
+    - ``CLOSE``: nothing is served any more, the plugin's work in the background has ended. What it raises is logged.
+    """
 
     SETUP = "setup"
-    """Before any request is answered. What it raises stops the server's start, in the plugin's name."""
     READY = "ready"
-    """The engines serve, requests are about to be taken. What it raises stops the server's start, too."""
     DRAIN = "drain"
-    """No new requests are taken; those under way finish meanwhile. What it raises is logged."""
     CLOSE = "close"
-    """Nothing is served any more, the plugin's work in the background has ended. What it raises is logged."""
 
 
 class PluginLifecycle:
@@ -26,6 +28,10 @@ class PluginLifecycle:
 
     A plugin that wants none of it does nothing. One that is switched on while the server runs lives through setup and
     ready then, one that is switched off through drain and close; all that comes on the server's event loop.
+
+    - ``owner``: what messages call the plugin.
+    - ``calls``: what ``on`` was given, by stage.
+    - ``work``: what ``background`` was given.
     """
 
     def __init__(self, owner: str = "a plugin") -> None:

@@ -86,6 +86,11 @@ class StoredTensor:
     """A tensor as a run of bytes of a file, little-endian and in the order of its last dimension.
 
     dtype: as safetensors writes it (``BF16``, ``F8_E4M3``, ``I32``, ...).
+
+    - ``path``: the file.
+    - ``start``: offset of its first byte in the file.
+    - ``num_bytes``: of the run.
+    - ``shape``: outermost dimension first.
     """
 
     path: Path
@@ -100,6 +105,9 @@ class WeightsSummary:
     """What is told of a model's weights: of all tensors their parameters, of most of their bytes the precision.
 
     format: of the files, as ``safetensors``; precision: as the format writes it (``BF16``, ``Q4_K``). Empty: unknown.
+
+    - ``num_parameters``: numbers in all tensors.
+    - ``num_bytes``: of the files.
     """
 
     format: str = ""
@@ -109,7 +117,10 @@ class WeightsSummary:
 
 
 class Checkpoint(ABC):
-    """An opened model: everything but the weights is light to read and needs no torch."""
+    """An opened model: everything but the weights is light to read and needs no torch.
+
+    - ``path``: the folder or file that was opened.
+    """
 
     path: Path
 
@@ -184,7 +195,10 @@ class Checkpoint(ABC):
 
 @dataclass(frozen=True, slots=True)
 class LoaderContext:
-    """What a loader is built with."""
+    """What a loader is built with.
+
+    - ``options``: the plugin's own options, validated; None where it declares none.
+    """
 
     options: Any = None
 

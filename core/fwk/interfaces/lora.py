@@ -21,7 +21,12 @@ if TYPE_CHECKING:
 
 
 class AdapterInfo(msgspec.Struct, array_like=True, frozen=True):
-    """A loaded LoRA adapter. ``key`` is its name and the hash of its content: another content is another adapter."""
+    """A loaded LoRA adapter. ``key`` is its name and the hash of its content: another content is another adapter.
+
+    - ``name``: what requests call it.
+    - ``path``: its local folder.
+    - ``rank``: the largest of its matrices.
+    """
 
     name: str
     key: str
@@ -31,7 +36,11 @@ class AdapterInfo(msgspec.Struct, array_like=True, frozen=True):
 
 @dataclass(slots=True)
 class AdaptedBatch(ForwardBatch):
-    """A step, and the slot of each token's adapter: [num_tokens] int32, -1 for none; None: no token has one."""
+    """A step, and the slot of each token's adapter: [num_tokens] int32, -1 for none; None: no token has one.
+
+    - ``adapter_ids``: on the device.
+    - ``adapter_ids_np``: the same on the CPU (numpy); None with it.
+    """
 
     adapter_ids: Tensor | None = None
     adapter_ids_np: Any = None
@@ -47,14 +56,20 @@ _inputs = attrgetter(*(item.name for item in fields(ForwardBatch)))
 
 @dataclass(frozen=True, slots=True)
 class LoRAMatrices:
-    """What an adapter adds to one matrix W of the checkpoint: W + scale * b @ a."""
+    """What an adapter adds to one matrix W of the checkpoint: W + scale * b @ a.
 
-    a: Tensor  # [rank, in_features]
-    b: Tensor  # [out_features, rank]
+    - ``a``: [rank, in_features]
+    - ``b``: [out_features, rank]
+    - ``scale``: alpha / rank, or as the adapter says.
+    """
+
+    a: Tensor
+    b: Tensor
     scale: float
 
     @property
     def rank(self) -> int:
+        """Of these two."""
         return int(self.a.shape[0])
 
 
@@ -72,7 +87,14 @@ class AdapterWeights:
 
 @dataclass(frozen=True, slots=True)
 class LoRAPart:
-    """One matrix of the checkpoint in a layer, and which of its features this rank holds."""
+    """One matrix of the checkpoint in a layer, and which of its features this rank holds.
+
+    - ``prefix``: the matrix's name in the checkpoint, without ``.weight``.
+    - ``in_features``: of the whole matrix.
+    - ``out_features``: of the whole matrix.
+    - ``inputs``: those of this rank.
+    - ``outputs``: those of this rank.
+    """
 
     prefix: str
     in_features: int
@@ -83,7 +105,11 @@ class LoRAPart:
 
 @dataclass(frozen=True, slots=True)
 class LoRALayer:
-    """A linear layer adapters can change. The outputs of its parts stand side by side; they share the input."""
+    """A linear layer adapters can change. The outputs of its parts stand side by side; they share the input.
+
+    - ``index``: its number among the registered layers.
+    - ``parts``: at least one.
+    """
 
     index: int
     parts: tuple[LoRAPart, ...]
@@ -91,7 +117,14 @@ class LoRALayer:
 
 @dataclass(frozen=True, slots=True)
 class LoRAContext:
-    """What a LoRA backend is built with. ``max_adapters`` is the number of its slots."""
+    """What a LoRA backend is built with. ``max_adapters`` is the number of its slots.
+
+    - ``device``: the worker's.
+    - ``dtype``: of activations.
+    - ``max_rank``: the largest rank that ``load`` is given (``--max-lora-rank``).
+    - ``options``: the plugin's own options, validated; None where it declares none.
+    - ``upload``: core's own way to the device; ``send`` takes it.
+    """
 
     device: torch.device
     dtype: torch.dtype
@@ -99,7 +132,6 @@ class LoRAContext:
     max_rank: int
     options: Any = None
     upload: Upload | None = None
-    """Core's own way to the device; ``send`` takes it."""
 
     @property
     def send(self) -> Upload:
@@ -116,6 +148,8 @@ class LoRABackend(ABC):
 
     Knows nothing of the layers' own weights, of the model, or of other ranks: the matrices it gets are cut to this
     rank. For a layer whose input is sharded the result is a share of the sum, as the layer's own is.
+
+    - ``layers``: what ``register`` returned, by index.
     """
 
     def __init__(self, context: LoRAContext) -> None:
@@ -176,7 +210,10 @@ class LoRABackendSpec(Declaration):
 
 @dataclass(frozen=True, slots=True)
 class LoRASourceContext:
-    """What a LoRA source is built with."""
+    """What a LoRA source is built with.
+
+    - ``options``: the plugin's own options, validated; None where it declares none.
+    """
 
     options: Any = None
 

@@ -59,6 +59,28 @@ class ModelContext:
     (``QuantMethod.lm_head``). None: no step of this model says so. ``taps`` collects the places where heads may read
     the residual stream, each by the number of layers before it. ``made`` holds what features' parts in the worker keep
     of this model (``WorkerPart.model_context``), by their names.
+
+    - ``config``: of the checkpoint.
+    - ``weights``: its tensors.
+    - ``dtype``: of weights and activations.
+    - ``device``: the worker's.
+    - ``quant``: chooses each layer's weight format.
+    - ``plain``: for layers that are never quantised
+    - ``attention``: the run's backend.
+    - ``tp``: the ranks that share each layer.
+    - ``max_model_len``: tokens of prompt and output together: the most positions.
+    - ``moe_runner``: makes what computes the experts of a layer.
+    - ``operators``: norms, rotary positions, gates.
+    - ``options``: the model plugin's own, validated; None where it declares none.
+    - ``is_greedy``: [1] int64
+    - ``state_dtype``: ``--mamba-ssm-dtype``: of the part that is summed up; None: float32
+    - ``plain_float32``: ``plain``, computing in float32; None where ``plain`` does
+    - ``float32_head``: computes LM heads in float32 (``--enable-fp32-lm-head``)
+    - ``weights_cache``: what earlier starts packed
+    - ``is_deterministic``: a token's numbers must not depend on other tokens, to the bit
+    - ``media``: kinds that the run takes: of others, the model need load nothing
+    - ``ep_size``: by how many the experts of a layer are divided; it divides ``tp.size``
+    - ``expert_placement``: None: ranks hold equal ranges of a layer's experts
     """
 
     config: ModelConfig
@@ -66,7 +88,7 @@ class ModelContext:
     dtype: torch.dtype
     device: torch.device
     quant: Quantization
-    plain: QuantMethod  # for layers that are never quantised
+    plain: QuantMethod
     attention: AttentionBackend
     tp: ParallelGroup
     max_model_len: int
@@ -75,17 +97,17 @@ class ModelContext:
     options: Any = None
     lora: LoRABackend | None = None
     attention_layers: list[AttentionLayer] = field(default_factory=list["AttentionLayer"])
-    is_greedy: Tensor | None = None  # [1] int64
+    is_greedy: Tensor | None = None
     recurrent_states: list[RecurrentState] = field(default_factory=list["RecurrentState"])
     taps: dict[int, HiddenTap] = field(default_factory=dict[int, "HiddenTap"])
-    state_dtype: torch.dtype | None = None  # ``--mamba-ssm-dtype``: of the part that is summed up; None: float32
-    plain_float32: QuantMethod | None = None  # ``plain``, computing in float32; None where ``plain`` does
-    float32_head: QuantMethod | None = None  # computes LM heads in float32 (``--enable-fp32-lm-head``)
-    weights_cache: WeightsCache = NO_WEIGHTS_CACHE  # what earlier starts packed
-    is_deterministic: bool = False  # a token's numbers must not depend on other tokens, to the bit
-    media: frozenset[str] = frozenset()  # kinds that the run takes: of others, the model need load nothing
-    ep_size: int = 1  # by how many the experts of a layer are divided; it divides ``tp.size``
-    expert_placement: ExpertPlacement | None = None  # None: ranks hold equal ranges of a layer's experts
+    state_dtype: torch.dtype | None = None
+    plain_float32: QuantMethod | None = None
+    float32_head: QuantMethod | None = None
+    weights_cache: WeightsCache = NO_WEIGHTS_CACHE
+    is_deterministic: bool = False
+    media: frozenset[str] = frozenset()
+    ep_size: int = 1
+    expert_placement: ExpertPlacement | None = None
     made: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
@@ -95,6 +117,8 @@ class HiddenTap(Protocol):
     value: the stream of the last step that was computed, [num_tokens, hidden_size]; None where it is not wanted.
     changes: each is called with a tensor [num_tokens, hidden_size] in every step whose layers are called; what it adds
     to that in place is added to the stream.
+
+    - ``is_wanted``: whether ``value`` is to be kept.
     """
 
     is_wanted: bool
@@ -142,10 +166,13 @@ class Encoder(ABC):
 
 
 class Model(ABC):
-    """A model on one device."""
+    """A model on one device.
+
+    - ``prunes_last_layer``: whether ``forward`` returns the tokens of ``batch.hidden_indices`` alone; core sets that
+      for such models only.
+    """
 
     prunes_last_layer: ClassVar[bool] = False
-    """Whether ``forward`` returns the tokens of ``batch.hidden_indices`` alone; core sets that for such models only."""
 
     @abstractmethod
     def __init__(self, context: ModelContext) -> None: ...
@@ -185,7 +212,12 @@ class Model(ABC):
 
 @dataclass(frozen=True, slots=True)
 class AttentionNeeds:
-    """What a model asks of the attention backend: the size and number of K/V heads, and features."""
+    """What a model asks of the attention backend: the size and number of K/V heads, and features.
+
+    - ``head_size``: numbers in a head of K.
+    - ``num_kv_heads``: of the whole model.
+    - ``features``: in the words of ``AttentionBackendSpec.features``.
+    """
 
     head_size: int
     num_kv_heads: int

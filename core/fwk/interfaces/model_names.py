@@ -46,6 +46,7 @@ async def read_all(receive: Receive) -> list[Message]:
 
 
 def replay(messages: Sequence[Message], receive: Receive) -> Receive:
+    """What gives the messages out again, then what ``receive`` does."""
     rest = deque(messages)
 
     async def replayed() -> Message:

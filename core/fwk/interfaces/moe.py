@@ -35,6 +35,8 @@ class Routing:
     is_sigmoid: scores are each expert's own sigmoid instead of a softmax over all.
     has_correction: ``gate.e_score_correction_bias`` is added to the scores that choose, not to those that weigh; a
         group is then as good as its best two experts (DeepSeek-V3).
+
+    - ``num_experts``: of the layer, on all ranks.
     """
 
     num_experts: int
@@ -91,13 +93,21 @@ class MoEContext:
         only of runners that offer ``EXPERT_PARALLEL``.
     is_deterministic: a token's numbers must be the same to the bit, independent of the other tokens; only asked of
         runners that offer ``deterministic``.
+
+    - ``top_k``: experts of a token.
+    - ``hidden_size``: numbers in a token.
+    - ``intermediate_size``: of one expert, this rank's part.
+    - ``activation``: as in config.json: ``fwk.layers.activation`` knows it
+    - ``dtype``: of activations.
+    - ``device``: the worker's.
+    - ``options``: the plugin's own options, validated; None where it declares none.
     """
 
     num_experts: int
     top_k: int
     hidden_size: int
     intermediate_size: int
-    activation: str  # as in config.json: ``fwk.layers.activation`` knows it
+    activation: str
     dtype: torch.dtype
     device: torch.device
     options: Any = None

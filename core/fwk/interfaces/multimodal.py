@@ -21,9 +21,12 @@ class MediaItem:
     """One image, sound or film of a prompt, as it came. Nothing of it has been checked but its size.
 
     name: what errors call it: its place in the request.
+
+    - ``kind``: "image", "audio" or "video"
+    - ``data``: the file's bytes.
     """
 
-    kind: str  # "image", "audio" or "video"
+    kind: str
     data: bytes
     name: str = "the item"
 
@@ -44,7 +47,10 @@ class PlacedMedia:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A prompt in which media have their tokens. ``media`` are in the order of their tokens, and none overlap."""
+    """A prompt in which media have their tokens. ``media`` are in the order of their tokens, and none overlap.
+
+    - ``token_ids``: the prompt.
+    """
 
     token_ids: list[int]
     media: list[PlacedMedia]
@@ -56,6 +62,10 @@ class MultimodalContext:
 
     processor_config: the checkpoint's (``Checkpoint.processor_config``), with the fields of ``--mm-processor-kwargs``.
     max_pixels: width times height of the largest image that may be decoded.
+
+    - ``config``: the served model's.
+    - ``text``: its tokenizer and templates.
+    - ``options``: the plugin's own options, validated; None where it declares none.
     """
 
     config: ModelConfig
@@ -85,7 +95,11 @@ class MultimodalProcessor(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class MultimodalProcessorSpec(Declaration):
-    """Declares a multimodal processor for some architectures."""
+    """Declares a multimodal processor for some architectures.
+
+    - ``architectures``: values of config.json's ``architectures`` it serves.
+    - ``kinds``: of media: ``image``, ``audio``, ``video``.
+    """
 
     family: ClassVar[str] = "multimodal"
 

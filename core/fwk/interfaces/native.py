@@ -18,7 +18,9 @@ class NativeThreads(Protocol):
         """Run one operator, or append it to the step that is being recorded.
 
         op: its address (``fwk.native.thread_pool.operator``).
-        args: a ctypes structure, which the operator only reads. Where it is recorded, what it points at must stay.
+        args: a ctypes structure, which the operator only reads. Where it is recorded, what it points at must stay for
+            the worker's life. A step is recorded where all that it computes goes through here: an operator of torch in
+            between, or other operators for few tokens than for many, has steps computed one by one (/server_info).
         is_small: waking the other threads would take longer than the work.
         """
         ...
@@ -44,11 +46,15 @@ class NativeLinear:
 
 
 class NoThreads:
-    """What a context has that was built without threads: whoever needs none is served, an operator is refused."""
+    """What a context has that was built without threads: whoever needs none is served, an operator is refused.
+
+    - ``size``: 1.
+    """
 
     size = 1
 
     def run(self, op: int, args: Any, *, is_small: bool = False) -> None:
+        """Raises ``RuntimeError``."""
         raise RuntimeError(
             "this plugin's context has no threads to run native operators: build it with "
             "threads=fwk.native.thread_pool.ThreadPool()"

@@ -27,6 +27,18 @@ class RequestRecord:
     that the observer wants. ``sampling`` is the request's, as checked. ``prompt_token_ids`` and ``outputs``, the text
     of each sequence (when the request has finished), are there only for observers that want content, and must not be
     changed.
+
+    - ``request_id``: ours, unique in the server's life.
+    - ``label``: the client's own id of the request; empty without.
+    - ``num_prompt_tokens``: of one sequence.
+    - ``arrived``: when it was accepted.
+    - ``first_token``: when the first tokens came; None: none yet.
+    - ``last_token``: when the newest tokens came; None: none yet.
+    - ``finished``: when it ended; None: it has not.
+    - ``num_output_tokens``: so far, of all sequences.
+    - ``cached_tokens``: of the prompt, whose K/V came from the prefix cache.
+    - ``finish_reasons``: of the sequences that ended, in that order.
+    - ``n``: sequences.
     """
 
     request_id: str
@@ -82,6 +94,10 @@ class ObserverContext:
     has_admin: whether the server has an administrator, for whom ``admin_routes`` are.
     feature_stats: the class of ``EngineStats.features[name]`` for each feature that is on and counts something; a field
         may say what it is (``msgspec.Meta(description=...)``).
+
+    - ``model_name``: what requests call the model.
+    - ``options``: the plugin's own options, validated; None where it declares none.
+    - ``lifecycle``: for calls of its own at setup, ready, drain and close, and for work in the background.
     """
 
     model_name: str
@@ -102,13 +118,16 @@ class Observer:
     observer slows nobody. One that falls behind (20,000 events wait) misses events until it has caught up: tokens
     first, then requests, and of the engine's states all but the last. One that raises is notified no more. The log
     says so, and /server_info counts what was missed. Records are copies. ``routes`` are served on the event loop.
+
+    - ``wants_content``: whether records hold prompts and outputs for it. Read for every request; users' words are
+      nobody's by default.
+    - ``wants_headers``: names, in lower case, of HTTP headers that records hold for it. Keys and cookies are held for
+      none.
     """
 
     wants_content: bool = False
-    """Whether records hold prompts and outputs for it. Read for every request; users' words are nobody's by default."""
 
     wants_headers: frozenset[str] = frozenset()
-    """Names, in lower case, of HTTP headers that records hold for it. Keys and cookies are held for none."""
 
     def __init__(self, context: ObserverContext) -> None:
         self.context = context
@@ -147,6 +166,9 @@ class WorkerObserverContext:
 
     is_host: whether the device is the host itself. rank: of ``size`` workers that compute a model together.
     replica: which of the server's engines they are of.
+
+    - ``device``: the worker's.
+    - ``options``: the plugin's own options, validated; None where it declares none.
     """
 
     device: torch.device
@@ -161,10 +183,11 @@ class WorkerObserver:
     """An observer's part in each worker: told of steps on the thread that computes them, so it must be quick.
 
     One that raises is told nothing more; the log says so.
+
+    - ``wants_steps``: whether it is told of steps. Read once.
     """
 
     wants_steps: bool = False
-    """Whether it is told of steps. Read once."""
 
     def __init__(self, context: WorkerObserverContext) -> None:
         self.context = context

@@ -21,10 +21,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class OperatorContext:
-    """What operators are built with. ``threads`` runs native ones."""
+    """What operators are built with. ``threads`` runs native ones.
+
+    - ``device``: the worker's.
+    - ``dtype``: of activations
+    - ``options``: the plugin's own options, validated; None where it declares none.
+    """
 
     device: torch.device
-    dtype: torch.dtype  # of activations
+    dtype: torch.dtype
     options: Any = None
     threads: NativeThreads = NO_THREADS
 
@@ -34,13 +39,15 @@ class Operators(ABC):
 
     Tensors named ``x`` may be views whose rows (with heads: the heads' rows) stand apart; a row's numbers lie together.
     Where it is said that a number is rounded, it becomes one of ``x``'s dtype; all else is computed in float32.
+
+    - ``compiles``: whether first calls take so long that no request is to wait for one: steps of all kinds then run
+      before any.
+    - ``rounds``: whether it has ``add_rms_norm_rounded`` and ``gate_rounded``.
     """
 
     compiles: ClassVar[bool] = False
-    """Whether first calls take so long that no request is to wait for one: steps of all kinds then run before any."""
 
     rounds: ClassVar[bool] = False
-    """Whether it has ``add_rms_norm_rounded`` and ``gate_rounded``."""
 
     def __init__(self, context: OperatorContext) -> None:
         self.context = context
@@ -124,7 +131,10 @@ class Operators(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorsSpec(Declaration):
-    """Declares operators (``--operator-backend``)."""
+    """Declares operators (``--operator-backend``).
+
+    - ``dtypes``: of activations that they compute in.
+    """
 
     family: ClassVar[str] = "operators"
 

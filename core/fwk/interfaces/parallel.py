@@ -28,12 +28,16 @@ class ParallelGroup(ABC):
     """A tensor-, data- or expert-parallel group. Layers call it; models and backends do not.
 
     Every rank gets the very same bits from a call: ranks sample by themselves and must choose the same tokens.
+
+    - ``rank``: of this worker in the group, from 0.
+    - ``size``: ranks in the group.
+    - ``collective``: torch.distributed's backend for tensors of the ranks' devices; a worker sets it before the first
+      call.
     """
 
     rank: int
     size: int
     collective: str = "gloo"
-    """torch.distributed's backend for tensors of the ranks' devices; a worker sets it before the first call."""
 
     @property
     def local_rank(self) -> int:

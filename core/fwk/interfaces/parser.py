@@ -14,7 +14,10 @@ from fwk.types import GrammarRequest
 
 @dataclass(frozen=True, slots=True)
 class ToolCallDelta:
-    """A piece of a tool call: ``name`` comes once, before the first piece of ``arguments``."""
+    """A piece of a tool call: ``name`` comes once, before the first piece of ``arguments``.
+
+    - ``index``: of the call in the answer, from 0.
+    """
 
     index: int
     name: str | None = None
@@ -23,7 +26,12 @@ class ToolCallDelta:
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """What a piece of text turned out to be."""
+    """What a piece of text turned out to be.
+
+    - ``content``: text of the answer.
+    - ``reasoning``: text of the thinking.
+    - ``tool_calls``: pieces of calls, in order.
+    """
 
     content: str = ""
     reasoning: str = ""
@@ -41,6 +49,8 @@ class ParserContext:
 
     tools: the functions that may be called, each with ``name`` and perhaps ``parameters`` (a JSON schema); empty: any.
     prompt_tail: how the prompt ends, special tokens spelled out; a template may have opened the thinking already.
+
+    - ``options``: the plugin's own options, validated; None where it declares none.
     """
 
     tools: Sequence[Mapping[str, Any]] = ()
@@ -62,10 +72,12 @@ class ThinkingMarks:
 
 
 class StreamParser(ABC):
-    """Fed with text as it comes. Feeding everything at once gives the same as feeding it by character."""
+    """Fed with text as it comes. Feeding everything at once gives the same as feeding it by character.
+
+    - ``reads_special``: whether its marks may be special tokens: the output is then decoded with them.
+    """
 
     reads_special: ClassVar[bool] = False
-    """Whether its marks may be special tokens: the output is then decoded with them."""
 
     def __init__(self, context: ParserContext) -> None:
         self.context = context

@@ -13,7 +13,11 @@ from fwk.types import BlockSaves
 
 @dataclass(frozen=True, slots=True)
 class PrefixMatch:
-    """The longest cached prefix of some tokens: whole blocks only. ``node`` is the cache's own."""
+    """The longest cached prefix of some tokens: whole blocks only. ``node`` is the cache's own.
+
+    - ``block_ids``: in the order of the tokens.
+    - ``num_tokens``: that matched: a multiple of the block size.
+    """
 
     node: Any
     block_ids: list[int]
@@ -64,7 +68,11 @@ class BlockTransfer(ABC):
 
 @dataclass(frozen=True, slots=True)
 class CacheContext:
-    """What a prefix cache is built with. ``transfer`` is there for a cache whose declaration has ``tiers``."""
+    """What a prefix cache is built with. ``transfer`` is there for a cache whose declaration has ``tiers``.
+
+    - ``block_size``: tokens in a block.
+    - ``options``: the plugin's own options, validated; None where it declares none.
+    """
 
     block_size: int
     options: Any = None
@@ -184,6 +192,8 @@ class CacheTierContext:
     identity: 32 bytes that differ whenever the bytes of a block would mean something else: model, precision, layout,
         rank. A store that others use too, or that outlives the process, must keep entries of other identities apart.
     device: "cpu" or "cuda".
+
+    - ``options``: the plugin's own options, validated; None where it declares none.
     """
 
     num_blocks: int

@@ -30,14 +30,21 @@ ALL = 2**31
 
 @dataclass(frozen=True, slots=True)
 class LinearShape:
-    """A linear layer on this rank; ``out_features`` has one entry per fused part (q, k, v or gate, up)."""
+    """A linear layer on this rank; ``out_features`` has one entry per fused part (q, k, v or gate, up).
+
+    - ``in_features``: this rank's inputs.
+    - ``dtype``: of activations.
+    - ``device``: the worker's.
+    - ``prefix``: of the layer's first part in the checkpoint
+    - ``layout``: how the checkpoint holds it
+    """
 
     in_features: int
     out_features: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
-    prefix: str  # of the layer's first part in the checkpoint
-    layout: str = PLAIN  # how the checkpoint holds it
+    prefix: str
+    layout: str = PLAIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +59,9 @@ class ParamSpec:
     shards_input: whether a rank that holds a part of the inputs reads only their entries.
     is_uniform: whether the checkpoint may hold a single number that stands for all entries.
     trailing: sizes of further dimensions (the bytes of a block).
+
+    - ``dtype``: that it is read as.
+    - ``is_optional``: whether the checkpoint may lack it.
     """
 
     output_dim: int | None
@@ -83,6 +93,10 @@ class QuantContext:
 
     ``threads`` runs native operators. ``is_deterministic``: a token's products must be the same to the bit however many
     others there are; only asked of methods whose declaration offers ``deterministic``.
+
+    - ``device``: the worker's.
+    - ``dtype``: of activations.
+    - ``options``: the plugin's own options, validated; None where it declares none.
     """
 
     device: torch.device
@@ -97,11 +111,14 @@ class QuantContext:
 class PackedNumbers:
     """A matrix [rows, columns] for kernels of other plugins: its numbers are ``(number - zero) * scale``.
 
-    kind: ``int8``: numbers [rows, columns] int8; ``int4``: [rows, columns / 2] uint8, whose low halves are the first
-    half of a row's columns and whose high halves the second; ``e4m3``: [rows, columns] float8_e4m3fn.
+    kind: of ``numbers``: ``int8``: [rows, columns] int8; ``int4``: [rows, columns / 2] uint8, whose low halves are the
+    first half of a row's columns and whose high halves the second; ``e4m3``: [rows, columns] float8_e4m3fn.
     scales: [rows / row_block, groups] of any floating type, both rounded up; a group is a run of columns, all of one
     size but perhaps the last. zeros: [rows, groups] integers; None: 8 for ``int4``, else 0.
     rounds_input: activations become e4m3 as well, each group of a token's by its largest number.
+
+    - ``row_block``: rows that share a row of scales.
+    - ``group_size``: columns of a group; ``ALL``: one group.
     """
 
     kind: str
@@ -137,11 +154,12 @@ class QuantMethod(ABC):
     ``LinearShape.layout`` says what the checkpoint holds: ``plain`` for a method that quantises while loading, or one
     of the layouts it declares. ``can_embed``: it has ``rows``, so embeddings in its layouts stay packed too, and a tied
     head's weights serve as the embedding.
+
+    - ``label``: what messages call it; core's to set.
     """
 
     can_embed: bool = False
     label: str = ""
-    """What messages call it; core's to set."""
 
     def __init__(self, context: QuantContext) -> None:
         self.context = context
@@ -254,7 +272,11 @@ class QuantMethod(ABC):
 
 
 class LayerKind(Enum):
-    """What a weight is used for."""
+    """What a weight is used for.
+
+    - ``LINEAR``: a product.
+    - ``EMBEDDING``: rows of a table.
+    """
 
     LINEAR = "linear"
     EMBEDDING = "embedding"
@@ -262,7 +284,11 @@ class LayerKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class LayerFormat:
-    """How one layer is computed, and which of the layouts the checkpoint offers is read for it."""
+    """How one layer is computed, and which of the layouts the checkpoint offers is read for it.
+
+    - ``method``: computes it.
+    - ``layout``: among ``WeightSource.layouts`` of the layer.
+    """
 
     method: QuantMethod
     layout: str = PLAIN

@@ -24,18 +24,25 @@ class LogitsView:
 
     ``token_ids[slot, :num_tokens[row]]`` are the tokens before the position a row's logits are for, the first
     ``num_prompt_tokens[row]`` of them the prompt. All arrays are the worker's own: read, don't write.
+
+    - ``slots``: [num_rows] int64
+    - ``num_tokens``: [num_rows] int64
+    - ``num_prompt_tokens``: [num_rows] int64
+    - ``token_ids``: [num_slots, max_model_len] int32
+    - ``seeds``: [num_rows] uint64: the sequences' seeds; a worker always has them
+    - ``refusals``: what a processor adds on a device, where it cannot raise ``BlameSequence`` without waiting: rows
+      [num_rows] bool in which no token is left, and why. Core refuses their sequences once the step is collected.
+    - ``has_drafts``: whether some of these texts may end in drafts, which need not stay. Else a text only grows from
+      view to view.
     """
 
-    slots: np.ndarray  # [num_rows] int64
-    num_tokens: np.ndarray  # [num_rows] int64
-    num_prompt_tokens: np.ndarray  # [num_rows] int64
-    token_ids: np.ndarray  # [num_slots, max_model_len] int32
-    seeds: np.ndarray | None = None  # [num_rows] uint64: the sequences' seeds; a worker always has them
+    slots: np.ndarray
+    num_tokens: np.ndarray
+    num_prompt_tokens: np.ndarray
+    token_ids: np.ndarray
+    seeds: np.ndarray | None = None
     refusals: list[tuple[Tensor, str]] = field(default_factory=lambda: list[tuple["Tensor", str]]())
-    """What a processor adds on a device, where it cannot raise ``BlameSequence`` without waiting: rows [num_rows] bool
-    in which no token is left, and why. Core refuses their sequences once the step is collected."""
     has_drafts: bool = False
-    """Whether some of these texts may end in drafts, which need not stay. Else a text only grows from view to view."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +50,13 @@ class SamplingContext:
     """What samplers and logits processors are built with. ``threads`` runs native operators.
 
     ``token_bytes()`` has the bytes of every token id; it may take a second when it is first called.
+
+    - ``vocab_size``: width of the logits.
+    - ``num_slots``: most sequences at once: slots are below it.
+    - ``device``: where logits are.
+    - ``eos_token_ids``: tokens that end a text; may be empty.
+    - ``options``: the plugin's own options, validated; None where it declares none.
+    - ``upload``: core's own way to the device; ``send`` takes it.
     """
 
     vocab_size: int
@@ -53,7 +67,6 @@ class SamplingContext:
     threads: NativeThreads = NO_THREADS
     token_bytes: Callable[[], Sequence[bytes]] = list
     upload: Upload | None = None
-    """Core's own way to the device; ``send`` takes it."""
 
     @property
     def send(self) -> Upload:
@@ -66,16 +79,18 @@ class LogitsProcessor(ABC):
 
     only_masks: ``apply`` does nothing but set logits to -inf, in place, the same ones when it is called again for the
     same view. Where only such processors are asked, they are given the model's own logits, of any precision.
+
+    - ``reads_history``: whether ``apply`` reads ``LogitsView.token_ids``. On a device it is then called when the step
+      before, whose tokens the host has not seen, is collected, while the model computes this one; a processor that says
+      False is called at once, and finds no newer ones there.
+    - ``reads_places``: whether ``apply`` reads ``LogitsView.num_tokens`` or the text. While drafts are being verified
+      only a device may know how many tokens there are: steps of a sequence are planned then only if all that it asks
+      for say False.
     """
 
     only_masks: ClassVar[bool] = False
     reads_history: ClassVar[bool] = True
-    """Whether ``apply`` reads ``LogitsView.token_ids``. On a device it is then called when the step before, whose
-    tokens the host has not seen, is collected, while the model computes this one; a processor that says False is called
-    at once, and finds no newer ones there."""
     reads_places: ClassVar[bool] = True
-    """Whether ``apply`` reads ``LogitsView.num_tokens`` or the text. While drafts are being verified only a device may
-    know how many tokens there are: steps of a sequence are planned then only if all that it asks for say False."""
 
     def __init__(self, context: SamplingContext) -> None:
         self.context = context
@@ -140,20 +155,26 @@ class LogitsProcessorSpec(Declaration):
 
 @dataclass(slots=True)
 class SamplingRows:
-    """Per row of the logits: how to pick."""
+    """Per row of the logits: how to pick.
 
-    is_greedy: np.ndarray  # [num_rows] bool
-    seeds: np.ndarray  # [num_rows] uint64: the sequence's seed
-    positions: np.ndarray  # [num_rows] int64: place in the sequence of the token being picked
+    - ``is_greedy``: [num_rows] bool
+    - ``seeds``: [num_rows] uint64: the sequence's seed
+    - ``positions``: [num_rows] int64: place in the sequence of the token being picked
+    - ``all_greedy``: whether ``is_greedy`` is True for each row.
+    - ``unfinished``: [num_rows] int64: slots of the rows for which the work of the processors that the sampler
+      ``finishes`` is left to it, -1 for others; None: there are no such rows.
+    - ``num_fewer``: [num_rows] int64 where the logits are: so much less than ``positions`` says is a row's position, as
+      only the device knows. Of a sampler with ``late_positions``; None: of all rows nothing.
+    - ``most_fewer``: no number in ``num_fewer`` is larger.
+    """
+
+    is_greedy: np.ndarray
+    seeds: np.ndarray
+    positions: np.ndarray
     all_greedy: bool
     unfinished: np.ndarray | None = None
-    """[num_rows] int64: slots of the rows for which the work of the processors that the sampler ``finishes`` is left to
-    it, -1 for others; None: there are no such rows."""
     num_fewer: Tensor | None = None
-    """[num_rows] int64 where the logits are: so much less than ``positions`` says is a row's position, as only the
-    device knows. Of a sampler with ``late_positions``; None: of all rows nothing."""
     most_fewer: int = 0
-    """No number in ``num_fewer`` is larger."""
 
 
 class Sampler(ABC):

@@ -15,9 +15,15 @@ class SequenceView(Protocol):
     """What a policy sees of a sequence. Read-only."""
 
     @property
-    def request(self) -> Request: ...
+    def request(self) -> Request:
+        """What was asked."""
+        ...
+
     @property
-    def index(self) -> int: ...
+    def index(self) -> int:
+        """Its number among the request's ``n`` sequences, from 0."""
+        ...
+
     @property
     def arrival(self) -> float:
         """Monotonic seconds at which the request reached the engine; a pre-empted sequence keeps it."""
@@ -29,9 +35,15 @@ class SequenceView(Protocol):
         ...
 
     @property
-    def num_computed_tokens(self) -> int: ...
+    def num_computed_tokens(self) -> int:
+        """Tokens whose K/V are in its blocks; 0 while it waits."""
+        ...
+
     @property
-    def num_preemptions(self) -> int: ...
+    def num_preemptions(self) -> int:
+        """How often it gave its slot back."""
+        ...
+
     @property
     def max_tokens(self) -> int:
         """Most tokens it may generate."""
@@ -47,9 +59,15 @@ class SchedulerView(Protocol):
         ...
 
     @property
-    def num_running(self) -> int: ...
+    def num_running(self) -> int:
+        """Sequences that have a slot."""
+        ...
+
     @property
-    def num_waiting(self) -> int: ...
+    def num_waiting(self) -> int:
+        """Sequences that have none."""
+        ...
+
     @property
     def num_blocks(self) -> int:
         """Blocks of the KV cache."""
@@ -66,7 +84,9 @@ class SchedulerView(Protocol):
         ...
 
     @property
-    def block_size(self) -> int: ...
+    def block_size(self) -> int:
+        """Tokens in a block."""
+        ...
 
     def cached_prefix_len(self, sequence: SequenceView) -> int:
         """Tokens of ``sequence`` the prefix cache holds now. O(length)."""
@@ -75,7 +95,10 @@ class SchedulerView(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ScheduleContext:
-    """What a policy is built with."""
+    """What a policy is built with.
+
+    - ``options``: the plugin's own options, validated; None where it declares none.
+    """
 
     options: Any = None
 
@@ -131,7 +154,8 @@ class SchedulePolicy:
 
         By default it may when, after it, the running sequences could still grow by the blocks that are reserved for
         them (one each unless ``--schedule-conservativeness`` says otherwise): starting one more only to pre-empt it a
-        step later is work thrown away. An idle engine starts the first whatever is said.
+        step later is work thrown away. After a no, none behind it in the order starts in this step, and it is asked
+        again in the next one. An idle engine starts the first whatever is said.
         """
         return num_blocks + view.num_reserved_blocks <= view.num_free_blocks
 

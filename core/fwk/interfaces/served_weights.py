@@ -12,7 +12,12 @@ from fwk.interfaces.loader import Checkpoint
 
 
 class FileState(NamedTuple):
-    """What changes with a file. ``ctime_ns`` cannot be set, so it reveals bytes written in place, too."""
+    """What changes with a file. ``ctime_ns`` cannot be set, so it reveals bytes written in place, too.
+
+    - ``size``: bytes.
+    - ``mtime_ns``: last change of the content.
+    - ``inode``: number of the file.
+    """
 
     size: int
     mtime_ns: int
@@ -31,6 +36,9 @@ class ServedWeights:
     """A checkpoint that is served, and its weight files as they were before an engine read them.
 
     files: empty where the loader has none to show (``Checkpoint.weight_files``).
+
+    - ``loader``: name of the plugin that opened it.
+    - ``checkpoint``: as it was opened.
     """
 
     loader: str

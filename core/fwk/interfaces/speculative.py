@@ -31,6 +31,8 @@ class DraftSteps(ABC):
 
         The token stands ``ahead`` places after the newest known one (0: it is that one), and needs ``ahead`` to be
         less than the row's ``max_drafts``. Its K and V go to the sequence's own blocks, for the layers that run.
+        For a head, whose K and V of a token stand where the token before it does, pass the token that comes after it:
+        the first draft, with ``ahead`` 0, at the place of the newest known token.
         """
 
     @abstractmethod
@@ -67,21 +69,28 @@ class DraftSteps(ABC):
 
 @dataclass(slots=True)
 class DraftView:
-    """The sequences that could use drafts after a step."""
+    """The sequences that could use drafts after a step.
 
-    slots: np.ndarray  # [num_seqs] int64
-    num_tokens: np.ndarray  # [num_seqs] int64: tokens known of each sequence, the newest included
-    max_drafts: np.ndarray  # [num_seqs] int64: most that may be proposed for each
-    token_ids: np.ndarray  # [num_slots, max_model_len + 1] int32
+    - ``slots``: [num_seqs] int64
+    - ``num_tokens``: [num_seqs] int64: tokens known of each sequence, the newest included
+    - ``max_drafts``: [num_seqs] int64: most that may be proposed for each
+    - ``token_ids``: [num_slots, max_model_len + 1] int32
+    - ``ahead``: [num_seqs] int64: tokens that a launched step may add, of a decoder that ``drafts_ahead``; of a tree,
+      along its longest path. A proposal then begins with what these may be, one after another, and has so many tokens
+      more than ``max_drafts`` allows; 0: there is no such step. In a tree the first child of each node is held to be
+      right.
+    - ``newest``: [num_seqs] int64 on the device: the newest token of each, of a decoder that ``drafts_late``, where
+      only the device knows it, and how many of the step's drafts were accepted. ``num_tokens`` then counts all of them,
+      and ``token_ids`` does not hold them; ``steps`` puts tokens where they belong. None: the host knows both.
+    """
+
+    slots: np.ndarray
+    num_tokens: np.ndarray
+    max_drafts: np.ndarray
+    token_ids: np.ndarray
     steps: DraftSteps
     ahead: np.ndarray | int = 0
-    """[num_seqs] int64: tokens that a launched step may add, of a decoder that ``drafts_ahead``; of a tree, along its
-    longest path. A proposal then begins with what these may be, one after another, and has so many tokens more than
-    ``max_drafts`` allows; 0: there is no such step. In a tree the first child of each node is held to be right."""
     newest: Tensor | None = None
-    """[num_seqs] int64 on the device: the newest token of each, of a decoder that ``drafts_late``, where only the
-    device knows it, and how many of the step's drafts were accepted. ``num_tokens`` then counts all of them, and
-    ``token_ids`` does not hold them; ``steps`` puts tokens where they belong. None: the host knows both."""
 
 
 @dataclass(slots=True)
@@ -92,14 +101,17 @@ class Drafts:
     parents come before their children. None means chains. ``probabilities`` are the distributions that the tokens of
     chains were drawn from; None means they were certain (or drawn with the target's own seeds, by ``pick``).
 
-    Tokens and parents may be tensors, [num_seqs, n] int64, of which a row's first ``counts`` count, in a chain no
-    further than to one below 0. On a device they stay there until they are verified: nothing waits for them.
+    ``token_ids`` and ``parents`` may be tensors, [num_seqs, n] int64, of which a row's first ``counts`` count, in a
+    chain no further than to one below 0. On a device they stay there until they are verified: nothing waits for them.
+
+    - ``probabilities``: [sum of depths, vocab_size] float32
+    - ``counts``: [num_seqs] int64: with tensors
     """
 
     token_ids: list[list[int]] | Tensor
     parents: list[list[int]] | Tensor | None = None
-    probabilities: Tensor | None = None  # [sum of depths, vocab_size] float32
-    counts: np.ndarray | None = None  # [num_seqs] int64: with tensors
+    probabilities: Tensor | None = None
+    counts: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,11 +133,16 @@ class Acceptance:
 
 @dataclass(slots=True)
 class Verified:
-    """What became of the last drafts."""
+    """What became of the last drafts.
 
-    slots: np.ndarray  # [num_seqs] int64
-    num_drafts: np.ndarray  # [num_seqs] int64
-    num_accepted: np.ndarray  # [num_seqs] int64
+    - ``slots``: [num_seqs] int64
+    - ``num_drafts``: [num_seqs] int64
+    - ``num_accepted``: [num_seqs] int64
+    """
+
+    slots: np.ndarray
+    num_drafts: np.ndarray
+    num_accepted: np.ndarray
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,14 +155,20 @@ class TargetStep:
 
     Of a decoder that ``drafts_late`` only the device may know which tokens stand: then rejected ones follow them, up to
     the next sequence's, and mean nothing; nothing that stands sees them.
+
+    - ``slots``: [num_seqs] int64
+    - ``query_start``: [num_seqs + 1] int64: first token of each sequence
+    - ``hidden``: [num_tokens, hidden_size]: what the target's logits are made of
+    - ``taps``: [num_tokens, hidden_size] each, in the order they were asked for
+    - ``last``: [num_seqs] int64, where ``hidden`` is: each sequence's last token that stands
     """
 
-    slots: np.ndarray  # [num_seqs] int64
-    query_start: np.ndarray  # [num_seqs + 1] int64: first token of each sequence
-    hidden: Tensor  # [num_tokens, hidden_size]: what the target's logits are made of
-    taps: tuple[Tensor, ...]  # [num_tokens, hidden_size] each, in the order they were asked for
+    slots: np.ndarray
+    query_start: np.ndarray
+    hidden: Tensor
+    taps: tuple[Tensor, ...]
     batch: Callable[[], ForwardBatch]
-    last: Tensor  # [num_seqs] int64, where ``hidden`` is: each sequence's last token that stands
+    last: Tensor
 
 
 class HeadMaker(Protocol):
@@ -173,6 +196,13 @@ class SpeculativeContext:
     ``is_host``: the target is computed on a CPU, which a step's rows keep busy as soon as there are several.
 
     ``upload``: core's own way to the device; ``send`` takes it.
+
+    - ``num_slots``: most sequences at once: slots are below it.
+    - ``max_model_len``: tokens of prompt and output together.
+    - ``vocab_size``: width of the target's logits.
+    - ``options``: the plugin's own options, validated; None where it declares none.
+    - ``target``: the served model; None only in tests of decoders that read none.
+    - ``num_target_layers``: of the target.
     """
 
     num_slots: int
@@ -199,32 +229,37 @@ class SpeculativeContext:
 
 
 class SpeculativeDecoder(ABC):
-    """Worker side; may own layers in the KV cache."""
+    """Worker side; may own layers in the KV cache.
+
+    - ``max_drafts``: most drafts it proposes for one sequence. The scheduler keeps blocks for that many tokens ahead of
+      each.
+    - ``acceptance``: of its drafts, in chains: anything else than the default changes the distribution, and only a user
+      may say so.
+    - ``reads_hidden``: whether ``learn`` is called: the target then computes the hidden states of all tokens.
+    - ``drafts_ahead``: whether its drafts are in lists, without probabilities, and follow from the known text alone,
+      further than a step's drafts: then the next step is planned while one with drafts is in flight
+      (``DraftView.ahead``).
+    - ``drafts_late``: whether its drafts are in tensors, without probabilities, that it can make of what only the
+      device knows (``DraftView.newest``, ``TargetStep.last``): then ``learn`` and ``propose`` are called as soon as a
+      step is launched, before its result is known, and ``observe`` a step later.
+    - ``drafts_trees``: of a decoder that drafts ahead or late: whether its drafts may be trees. Sampled sequences then
+      do not run ahead.
+    """
 
     max_drafts: int
-    """Most drafts it proposes for one sequence. The scheduler keeps blocks for that many tokens ahead of each."""
 
     acceptance: Acceptance = Acceptance()
-    """Of its drafts, in chains: anything else than the default changes the distribution, and only a user may say so."""
 
     reads_hidden: ClassVar[bool] = False
-    """Whether ``learn`` is called: the target then computes the hidden states of all tokens."""
 
     def __init__(self, context: SpeculativeContext) -> None:
         self.context = context
 
     drafts_ahead: bool = False
-    """Whether its drafts are in lists, without probabilities, and follow from the known text alone, further than a
-    step's drafts: then the next step is planned while one with drafts is in flight (``DraftView.ahead``)."""
 
     drafts_late: bool = False
-    """Whether its drafts are in tensors, without probabilities, that it can make of what only the device knows
-    (``DraftView.newest``, ``TargetStep.last``): then ``learn`` and ``propose`` are called as soon as a step is
-    launched, before its result is known, and ``observe`` a step later."""
 
     drafts_trees: bool = False
-    """Of a decoder that drafts ahead or late: whether its drafts may be trees. Sampled sequences then do not run
-    ahead."""
 
     @property
     def max_passes(self) -> int:

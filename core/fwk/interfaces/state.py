@@ -18,6 +18,9 @@ class RecurrentState:
 
     ``ForwardBatch.state_rows`` says which row is which sequence's. It is zeros before a sequence's first token, and the
     layer leaves in it the state after the step's last one. Rows are copied, saved and filled again by core.
+
+    - ``shapes``: as given.
+    - ``dtypes``: as given.
     """
 
     def __init__(

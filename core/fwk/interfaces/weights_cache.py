@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PackedTensors:
-    """One layer's weights: tensors on the CPU, and ``facts`` of numbers, text and lists of them."""
+    """One layer's weights: tensors on the CPU, and ``facts`` of numbers, text and lists of them.
+
+    - ``tensors``: by a name of the method's own.
+    """
 
     tensors: Mapping[str, Tensor]
     facts: Mapping[str, Any] = field(default_factory=dict[str, Any])

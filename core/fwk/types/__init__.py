@@ -9,9 +9,11 @@ from fwk.types.batch import (
     BlockSaves,
     ForwardBatch,
     Inserted,
+    KVGroup,
     NewSequence,
     ScheduledSequence,
     SequenceResult,
+    StateRows,
     StepResult,
 )
 from fwk.types.media import Media
@@ -69,6 +71,7 @@ __all__ = [
     "GrammarKind",
     "GrammarRequest",
     "Inserted",
+    "KVGroup",
     "Media",
     "ModelConfig",
     "NewSequence",
@@ -83,6 +86,7 @@ __all__ = [
     "SequenceResult",
     "Service",
     "Shutdown",
+    "StateRows",
     "StepOutputs",
     "StepResult",
     "SwitchAnswer",

@@ -10,11 +10,15 @@ class Media(msgspec.Struct, frozen=True, array_like=True):
 
     key: a hash (32 bytes) of the content, and of everything that the arrays made of it depend on. payload: a file on
     this machine (numpy's npz), there until the request has ended; its arrays for this piece are named ``INDEX.NAME``.
+
+    - ``kind``: ``image``, ``audio`` or ``video``.
+    - ``start``: the first of its tokens in the prompt
+    - ``index``: of its arrays in the file.
     """
 
     key: bytes
     kind: str
-    start: int  # the first of its tokens in the prompt
+    start: int
     length: int
     payload: str
     index: int

@@ -89,7 +89,21 @@ class Shutdown(msgspec.Struct, tag=True, frozen=True):
 
 
 class TokenEvent(msgspec.Struct, array_like=True, frozen=True):
-    """New tokens of one sequence. The last event of a sequence has a ``finish_reason``."""
+    """New tokens of one sequence. The last event of a sequence has a ``finish_reason``.
+
+    - ``request_id``: of ``Request``.
+    - ``index``: of the sequence in it.
+    - ``token_ids``: new tokens.
+    - ``stop_token_id``: the token that ended it; None: none did.
+    - ``cached_tokens``: of the prompt, whose K/V came from the prefix cache.
+    - ``logprobs``: an entry per token; None: not asked for.
+    - ``is_complete``: it ended because nothing may follow: its last token is no stop token, but part of the output.
+    - ``embedding``: with the last event of a request that generates nothing: float32 numbers, little-endian.
+    - ``is_refusal``: ``error`` is due to what the request asks for.
+    - ``draft_tokens``: drafts of this sequence that were verified so far.
+    - ``accepted_draft_tokens``: of ``draft_tokens``, those that stand.
+    - ``features``: what engine parts send the server (``Wire.event``).
+    """
 
     request_id: str
     index: int
@@ -100,19 +114,41 @@ class TokenEvent(msgspec.Struct, array_like=True, frozen=True):
     logprobs: list[TokenLogprobs] | None = None
     error: str | None = None
     is_complete: bool = False
-    """It ended because nothing may follow: its last token is no stop token, but part of the output."""
     embedding: bytes | None = None
-    """With the last event of a request that generates nothing: float32 numbers, little-endian."""
     is_refusal: bool = False
-    """``error`` is due to what the request asks for."""
     draft_tokens: int = 0
-    """Drafts of this sequence that were verified so far."""
     accepted_draft_tokens: int = 0
     features: Features = {}
 
 
 class EngineStats(msgspec.Struct, array_like=True, frozen=True):
-    """The engine's state after a step. Counters grow for the engine's life; the others are of now."""
+    """The engine's state after a step. Counters grow for the engine's life; the others are of now.
+
+    - ``num_running``: sequences that have a slot.
+    - ``num_waiting``: sequences that have none.
+    - ``num_blocks``: of the KV cache.
+    - ``num_free_blocks``: that hold nothing.
+    - ``num_held_blocks``: of running sequences.
+    - ``num_cached_blocks``: that the prefix cache could give up.
+    - ``prompt_tokens``: of started sequences.
+    - ``cached_prompt_tokens``: of them, those whose K/V were in the prefix cache or a tier.
+    - ``generation_tokens``: that were chosen.
+    - ``preemptions``: of running sequences.
+    - ``steps``: that were planned.
+    - ``finished``: sequences that ended by themselves.
+    - ``aborted``: sequences that were aborted.
+    - ``draft_tokens``: that were verified.
+    - ``accepted_draft_tokens``: of them, those that stand.
+    - ``restored_prompt_tokens``: of ``cached_prompt_tokens``, those that came from a cache tier.
+    - ``dropped_messages``: to clients that do not read.
+    - ``verifications``: steps of sequences that had drafts.
+    - ``accepted_by_position``: in how many of these at least one draft was accepted, at least two, ...
+    - ``draft_seconds``: what the speculative decoder took.
+    - ``verify_seconds``: what the rest of the steps with drafts took.
+    - ``features``: numbers of features' parts in the engine; gauges among them are those whose names begin with
+      ``num_``.
+    - ``troubles``: what runs otherwise than was asked since something failed, a sentence each: /health is degraded.
+    """
 
     num_running: int = 0
     num_waiting: int = 0
@@ -132,17 +168,11 @@ class EngineStats(msgspec.Struct, array_like=True, frozen=True):
     restored_prompt_tokens: int = 0
     dropped_messages: int = 0
     verifications: int = 0
-    """Steps of sequences that had drafts."""
     accepted_by_position: tuple[int, ...] = ()
-    """In how many of these at least one draft was accepted, at least two, ..."""
     draft_seconds: float = 0.0
-    """What the speculative decoder took."""
     verify_seconds: float = 0.0
-    """What the rest of the steps with drafts took."""
     features: dict[str, dict[str, float]] = {}
-    """Numbers of features' parts in the engine; gauges among them are those whose names begin with ``num_``."""
     troubles: tuple[str, ...] = ()
-    """What runs otherwise than was asked since something failed, a sentence each: /health is degraded."""
 
     def without_gauges(self) -> EngineStats:
         """What is left of an engine that has ended: what it had done, which counters must not lose."""
@@ -195,16 +225,33 @@ class SwitchAnswer(msgspec.Struct, tag=True, frozen=True):
 
 
 class WorkersAnswer(msgspec.Struct, tag=True, frozen=True):
-    """What became of ``CallWorkers`` (results by rank), ``CallFeature`` or ``ChangeWeights``, or why it was refused."""
+    """What became of ``CallWorkers`` (results by rank), ``CallFeature`` or ``ChangeWeights``, or why it was refused.
+
+    - ``param``: the field of the client's request that was wrong
+    """
 
     number: int
     results: list[Any] = []
     error: str | None = None
-    param: str | None = None  # the field of the client's request that was wrong
+    param: str | None = None
 
 
 class EngineReady(msgspec.Struct, tag=True, frozen=True):
-    """Sent once, when the model is loaded and requests are taken."""
+    """Sent once, when the model is loaded and requests are taken.
+
+    - ``fingerprint``: of the run's options; an engine in another's place must have the same.
+    - ``num_blocks``: of the KV cache.
+    - ``block_size``: tokens in a block.
+    - ``max_model_len``: tokens of prompt and output together.
+    - ``vocab_size``: width of the logits.
+    - ``chosen``: what was selected for each family that had a choice: family -> plugin name.
+    - ``reasons``: sentences about refusals and fallbacks on the way to ``chosen``.
+    - ``refused``: why each of the other plugins could not be had alongside ``chosen``: family -> plugin name ->
+      sentence.
+    - ``num_block_tables``: block tables of a sequence: it grows by as many blocks at a time, where nothing is behind a
+      window yet.
+    - ``weights_identity``: ``Checkpoint.weights_identity`` of the weights of the start.
+    """
 
     fingerprint: str
     num_blocks: int
@@ -212,15 +259,10 @@ class EngineReady(msgspec.Struct, tag=True, frozen=True):
     max_model_len: int
     vocab_size: int
     chosen: dict[str, str]
-    """What was selected for each family that had a choice: family -> plugin name."""
     reasons: list[str]
-    """Sentences about refusals and fallbacks on the way to ``chosen``."""
     refused: dict[str, dict[str, str]] = {}
-    """Why each of the other plugins could not be had alongside ``chosen``: family -> plugin name -> sentence."""
     num_block_tables: int = 1
-    """Block tables of a sequence: it grows by as many blocks at a time, where nothing is behind a window yet."""
     weights_identity: str = ""
-    """``Checkpoint.weights_identity`` of the weights of the start."""
 
 
 class EngineFailed(msgspec.Struct, tag=True, frozen=True):

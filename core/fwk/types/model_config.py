@@ -21,7 +21,13 @@ _OLDER_NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """Rotary embedding: base, and how it is stretched for long contexts (``config.json``'s ``rope_scaling``)."""
+    """Rotary embedding: base, and how it is stretched for long contexts (``config.json``'s ``rope_scaling``).
+
+    - ``theta``: the base of the frequencies.
+    - ``kind``: ``rope_type`` of config.json: ``default``, ``linear``, ``llama3``, ``yarn``, ...
+    - ``scaling``: its other fields. ``partial_rotary_factor`` here, or in ``ModelConfig.raw``: the share of a head's
+      numbers, from the first on, that is turned (1.0 without); ``fwk.layers.RotaryEmbedding`` reads it.
+    """
 
     theta: float = 10_000.0
     kind: str = "default"
@@ -34,6 +40,9 @@ class PoolingConfig:
 
     ``token`` keeps a vector of each token (late interaction: Khattab and Zaharia 2020, arXiv:2004.12832).
     ``max_length`` is the longest input the model was made for, in tokens, where that is less than its positions.
+
+    - ``kind``: as above.
+    - ``normalize``: to length 1.
     """
 
     kind: Literal["mean", "cls", "last", "token"] = "mean"
@@ -47,6 +56,21 @@ class ModelConfig:
 
     ``ropes`` has an entry for each kind of layer (``layer_types``) whose rotary settings are its own; ``rope`` is that
     of the layers that see everything.
+
+    - ``architecture``: the first of config.json's ``architectures``.
+    - ``vocab_size``: rows of the embedding.
+    - ``hidden_size``: numbers in a hidden state.
+    - ``num_layers``: of all kinds.
+    - ``num_heads``: query heads.
+    - ``num_kv_heads``: K/V heads; ``num_heads`` where config.json has none.
+    - ``head_size``: ``head_dim``, else hidden_size / num_heads.
+    - ``intermediate_size``: of the MLP.
+    - ``max_position_embeddings``: tokens the model was made for.
+    - ``rms_norm_eps``: ``rms_norm_eps``, or the name the architecture has for it.
+    - ``tie_word_embeddings``: whether the head is the embedding.
+    - ``sliding_window``: tokens; None: layers see everything.
+    - ``torch_dtype``: of the stored weights, by torch's name.
+    - ``eos_token_ids``: tokens that end a text; may be empty.
     """
 
     architecture: str

@@ -59,6 +59,14 @@ class Request(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
     computed, and its last event brings what the model made of it. ``cache_namespace`` separates K/V that must not be
     shared: it holds whatever changes K/V or must stay private. ``segment_start``: first token of a pair's second text,
     of a request that generates nothing; 0 where the prompt is one text.
+
+    - ``prompt_token_ids``: at least one.
+    - ``sampling``: how tokens are chosen, and when it stops.
+    - ``n``: sequences.
+    - ``priority``: for schedule policies; higher is more urgent unless the policy says otherwise.
+    - ``service``: who asks, and what they expect.
+    - ``num_encoder_tokens``: set by the engine: of the prompt, which an encoder reads; 0: none does
+    - ``features``: what server parts send engine parts (``Wire.request``).
     """
 
     request_id: str
@@ -69,7 +77,7 @@ class Request(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
     service: Service = Service()
     cache_namespace: str = ""
     segment_start: int = 0
-    num_encoder_tokens: int = 0  # set by the engine: of the prompt, which an encoder reads; 0: none does
+    num_encoder_tokens: int = 0
     features: Features = {}
 
 
@@ -82,7 +90,13 @@ def cache_namespace(cache_salt: str, features: str = "") -> str:
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True):
-    """Log-probability of one token, and of the most likely ones at its place (most likely first)."""
+    """Log-probability of one token, and of the most likely ones at its place (most likely first).
+
+    - ``token_id``: the chosen one.
+    - ``logprob``: of it, a natural logarithm.
+    - ``rank``: its place among all, 1 for the most likely.
+    - ``top``: (token id, log-probability).
+    """
 
     token_id: int
     logprob: float

@@ -133,6 +133,31 @@ class SamplingParams(
 
     ``top_k`` of 0 or -1 and ``top_p`` of 1 mean "off". ``temperature`` 0 is greedy. ``extra`` carries the
     parameters of third-party logits processors, already validated by the plugin that declared them.
+
+    - ``max_tokens``: most tokens of the output; None: as many as fit.
+    - ``min_tokens``: no stop before so many.
+    - ``min_p``: least probability, as a share of the largest; 0: off.
+    - ``repetition_penalty``: divides positive logits of tokens of prompt and output, multiplies negative ones; 1: off.
+    - ``presence_penalty``: subtracted from logits of tokens of the output; 0: off.
+    - ``frequency_penalty``: the same, for each time they stand there.
+    - ``logit_bias``: added to logits, by token id; -100 to 100.
+    - ``allowed_token_ids``: no others are chosen; None: all are.
+    - ``bad_words``: texts that do not occur.
+    - ``bad_word_token_ids``: ``bad_words`` as tokens; set by ``Frontend.check``.
+    - ``seed``: of the request; None: one is drawn.
+    - ``stop_regex``: patterns in Python's syntax that end the text as ``stop`` does; ``fwk.text.stop_patterns`` has
+      what is read.
+    - ``stop_token_ids``: end the text, besides the model's own.
+    - ``repetition_detection``: None: off.
+    - ``ignore_eos``: the model's own end tokens end nothing.
+    - ``include_stop_str_in_output``: whether a stop string stays in the text.
+    - ``skip_special_tokens``: whether special tokens leave no text.
+    - ``logprobs``: number of most likely tokens reported alongside each chosen one; 0 reports the chosen one only, None
+      nothing.
+    - ``prompt_logprobs``: as ``logprobs``, for the prompt; None: not asked for.
+    - ``return_hidden_states``: report what logits are made of, of every token of the prompt and of the output but its
+      last.
+    - ``grammar``: what the output must look like; None: anything.
     """
 
     max_tokens: int | None = None
@@ -151,17 +176,14 @@ class SamplingParams(
     seed: int | None = None
     stop: list[str] = []
     stop_regex: list[str] = []
-    """Patterns in Python's syntax that end the text as ``stop`` does; ``fwk.text.stop_patterns`` has what is read."""
     stop_token_ids: list[int] = []
     repetition_detection: RepetitionDetection | None = None
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     logprobs: int | None = None
-    """Number of most likely tokens reported alongside each chosen one; 0 reports the chosen one only."""
     prompt_logprobs: int | None = None
     return_hidden_states: bool = False
-    """Report what logits are made of, of every token of the prompt and of the output but its last."""
     grammar: GrammarRequest | None = None
     extra: dict[str, Any] = {}
 
