@@ -97,7 +97,7 @@ class GenerateInput:
     - ``service``: who asks, and what they expect.
     - ``cache_salt``: requests share K/V only with those of the same salt.
     - ``adapter``: name of a loaded LoRA adapter
-    - ``extras``: what HTTP bodies hold for features, by the feature's field.
+    - ``extras``: from a dialect to server parts of its own package; core reads nothing of it.
     - ``media``: and ``payload``: of ``Frontend.place_media``
     """
 

@@ -41,7 +41,7 @@ class Transfer:
     whole, for the log.
 
     - ``key``: as it was offered or received.
-    - ``seconds``: from the offer, or the begin of reading, to its end.
+    - ``seconds``: that reading took; 0 where none was begun.
     """
 
     key: str

@@ -239,7 +239,7 @@ class WorkersAnswer(msgspec.Struct, tag=True, frozen=True):
 class EngineReady(msgspec.Struct, tag=True, frozen=True):
     """Sent once, when the model is loaded and requests are taken.
 
-    - ``fingerprint``: of the run's options; an engine in another's place must have the same.
+    - ``fingerprint``: of the installed plugins, which server and engine must have in common.
     - ``num_blocks``: of the KV cache.
     - ``block_size``: tokens in a block.
     - ``max_model_len``: tokens of prompt and output together.

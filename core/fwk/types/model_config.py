@@ -66,7 +66,7 @@ class ModelConfig:
     - ``head_size``: ``head_dim``, else hidden_size / num_heads.
     - ``intermediate_size``: of the MLP.
     - ``max_position_embeddings``: tokens the model was made for.
-    - ``rms_norm_eps``: ``rms_norm_eps``, or the name the architecture has for it.
+    - ``rms_norm_eps``: of config.json; 1e-6 without.
     - ``tie_word_embeddings``: whether the head is the embedding.
     - ``sliding_window``: tokens; None: layers see everything.
     - ``torch_dtype``: of the stored weights, by torch's name.
