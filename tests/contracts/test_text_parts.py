@@ -35,6 +35,14 @@ class TestLlava(MultimodalProcessorSuite):
     processor_config = {"size": {"shortest_edge": 20}, "crop_size": {"height": 16, "width": 16}}
 
 
+class TestQwenVL(MultimodalProcessorSuite):
+    plugin = "qwen_vl"
+    samples = (MediaItem("image", encoded(noise(1))), MediaItem("image", encoded(noise(2, 16, 40), "JPEG")))
+    prompt = (1, 300, 5)
+    config = {**TINY, "vision_config": {"patch_size": 4}, "image_token_id": 300}
+    processor_config = {"patch_size": 4, "min_pixels": 64, "max_pixels": 1024}
+
+
 class TestTemperature(LogitsProcessorSuite):
     plugin = "temperature"
     asks = ({"temperature": 0.5}, {"temperature": 2.0})

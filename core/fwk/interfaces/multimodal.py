@@ -16,6 +16,17 @@ if TYPE_CHECKING:
     from fwk.types import ModelConfig
 
 
+POSITION_PLANES = "position_planes"
+"""Name of an array of ``PlacedMedia``, [3, length] int64, of models whose rotary positions have three planes (M-RoPE).
+
+Of each of its tokens time, row and column, from 0 on; the prompt goes on behind the largest of them.
+"""
+
+POSITION_SHIFT = "position_shift"
+"""Key of ``ForwardBatch.extras`` in steps of sequences with such media: [3, num_tokens] int64 on the device, what each
+token's position in each plane is more than ``positions`` says. Decoding, drafts and chunks have it alike."""
+
+
 @dataclass(frozen=True, slots=True)
 class MediaItem:
     """One image, sound or film of a prompt, as it came. Nothing of it has been checked but its size.

@@ -47,7 +47,10 @@ UNKNOWN = {
 }  # fmt: skip
 """Architectures of which transformers has no class: their configurations are code that checkpoints bring."""
 
-NESTED = {"Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration", "LlavaForConditionalGeneration"}
+NESTED = {
+    "Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration", "LlavaForConditionalGeneration",
+    "Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration", "Qwen3VLForConditionalGeneration",
+}  # fmt: skip
 SAME = {
     "BertForSequenceClassification": "BertModel", "HF_ColBERT": "BertModel", "RWForCausalLM": "FalconForCausalLM",
     "RobertaForSequenceClassification": "RobertaModel", "XLMRobertaForSequenceClassification": "XLMRobertaModel",
@@ -227,13 +230,13 @@ def outcome(spec: ConfiguredSpec, architecture: str, raw: Mapping[str, Any]) -> 
 
 
 OUTSIDE = {"Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration", "Idefics3ForConditionalGeneration",
-           "SmolVLMForConditionalGeneration"}  # fmt: skip
-"""Of these the outer config says whether the head is the embedding; of LLaVA either does, of Llama 4 the inner one."""
+           "SmolVLMForConditionalGeneration", "Qwen3VLForConditionalGeneration"}  # fmt: skip
+"""Of these the outer config says whether the head is the embedding; of Llama 4 the inner one, of others either."""
 
 
 def test_a_nested_config_says_in_one_place_whether_the_head_is_the_embedding(specs: dict[str, ConfiguredSpec]) -> None:
     """As transformers' models read it (5.24): tried with models of each class, with both set to each value."""
-    for architecture in {*OUTSIDE, "LlavaForConditionalGeneration", "Llama4ForConditionalGeneration"}:
+    for architecture in {*OUTSIDE, *NESTED, "Llama4ForConditionalGeneration"}:
         for outer, inner in itertools.product((None, True, False), repeat=2):
             raw: dict[str, Any] = {"tie_word_embeddings": outer, "text_config": {"tie_word_embeddings": inner}}
             raw |= {"vision_config": {}, "architectures": [architecture]}

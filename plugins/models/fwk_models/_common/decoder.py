@@ -40,11 +40,15 @@ class Decoder(Model):
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         x = insert(self.embedding(batch.token_ids), batch)
-        rows = self.rotary.rows(batch.positions)
+        rows = self.angles(batch)
         residual = None
         for layer in self.layers:
             x, residual = layer(x, residual, rows, batch)
         return self.norm.add(x, residual)[0]
+
+    def angles(self, batch: ForwardBatch) -> RotaryRows:
+        """Those of the batch's tokens, for all layers."""
+        return self.rotary.rows(batch.positions)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.head(hidden)

@@ -14,6 +14,12 @@ if TYPE_CHECKING:
     from fwk.types import ForwardBatch
 
 
+QKV_BIASED = frozenset({
+    "Qwen2ForCausalLM", "Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration",
+})  # fmt: skip
+"""Architectures with a bias on q, k and v alone, which no key of their config says."""
+
+
 class LlamaDecoder(Decoder):
     """The decoder as it is, with the attention below."""
 
@@ -34,7 +40,7 @@ class LlamaAttention:
     def __init__(self, context: ModelContext, rotary: RotaryEmbedding, prefix: str, index: int) -> None:
         config = context.config
         bias = bool(config.raw.get("attention_bias", False))
-        always_biased = config.architecture == "Qwen2ForCausalLM"  # on q, k and v only, and no key says so
+        always_biased = config.architecture in QKV_BIASED
         self.rotary = rotary
         self.qkv = self.only_reader = QKVLinear(context, prefix, bias=bias or always_biased)
         self.output = RowParallelLinear(

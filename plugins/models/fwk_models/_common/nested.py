@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import Any, ClassVar, cast
 
 from fwk.errors import ModelLoadError
-from fwk_models._common.config import completed, with_rope
+from fwk_models._common.config import Config, ConfiguredSpec, completed, with_rope
 
 LLAMA: dict[str, Any] = {
     "vocab_size": 32_000, "hidden_size": 4096, "intermediate_size": 11_008, "num_hidden_layers": 32,
@@ -47,3 +48,39 @@ def llama_with_images(
     llama = with_rope(completed(dict(cast("Mapping[str, Any]", text)), LLAMA))
     tied = bool(raw.get("tie_word_embeddings")) or (asks_text and bool(llama["tie_word_embeddings"]))
     return {**raw, **llama, "vision_config": {**eyes, **vision}, "tie_word_embeddings": tied, **outer}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanesSpec(ConfiguredSpec):
+    """``ModelSpec`` of a decoder whose positions have three planes, with an encoder of images.
+
+    The decoder's config is nested, or that of the encoder stands in it, as it was written before transformers 5.
+    """
+
+    theta: ClassVar[float]
+    asks_text: ClassVar[bool] = False
+    """Whether the decoder's config, too, may say that its head is the embedding."""
+
+    def normalised(self, raw: Mapping[str, Any]) -> Mapping[str, Any]:
+        vision = raw.get("vision_config")
+        if not isinstance(vision, Mapping):
+            raise ModelLoadError("config.json: 'vision_config' must be an object")
+        flat = language_model(raw, ties_outside=True) if "text_config" in raw else raw
+        text = cast("Mapping[str, Any]", raw.get("text_config") or {})
+        kept = {key: raw[key] for key in ("image_token_id", "architectures") if key in raw}
+        ties = bool(raw.get("tie_word_embeddings") or (self.asks_text and text.get("tie_word_embeddings")))
+        vision = self.vision(cast("Mapping[str, Any]", vision), str(cast("list[Any]", raw["architectures"])[0]))
+        config = {**flat, **kept, "tie_word_embeddings": ties, "vision_config": vision}
+        return super().normalised(config)
+
+    def vision(self, raw: Mapping[str, Any], architecture: str) -> Config:
+        """``vision_config``, complete."""
+        raise NotImplementedError
+
+    def derived(self, config: Config, architecture: str) -> Config:
+        for name in ("rope_scaling", "rope_parameters"):
+            rope = cast("Mapping[str, Any] | None", config.get(name))
+            if isinstance(rope, Mapping) and "mrope" in (rope.get("rope_type"), rope.get("type")):
+                config[name] = {**{key: rope[key] for key in rope if key != "type"}, "rope_type": "default"}
+        config["rope_theta"] = config.get("rope_theta") or self.theta
+        return with_rope(config)

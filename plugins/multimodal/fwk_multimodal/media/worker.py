@@ -14,6 +14,7 @@ from torch import Tensor
 from fwk.errors import EngineDead
 from fwk.interfaces.feature import LoadedModel, WorkerPart, WorkerPartContext
 from fwk.interfaces.model import Model
+from fwk.interfaces.multimodal import POSITION_PLANES, POSITION_SHIFT
 from fwk.types import Batch, ForwardBatch, Inserted, Media, NewSequence
 from fwk_multimodal.media import PromptMedia
 
@@ -48,6 +49,38 @@ class EncoderCache:
         self.num_bytes = 0
 
 
+class PromptPlanes:
+    """How far the positions of a prompt's tokens in each plane are from their places (M-RoPE).
+
+    Text has one position in all planes. Media begin behind the largest position before them, and what follows goes on
+    behind their own largest one.
+    """
+
+    def __init__(self, media: Sequence[Media], planes: Sequence[np.ndarray | None]) -> None:
+        """planes: of each piece, ``POSITION_PLANES``; None: its tokens are as text."""
+        self.end = media[-1].end
+        self._table = np.zeros((3, self.end), np.int64)
+        behind = 0  # what the text so far is behind its places
+        last = 0
+        for item, own in zip(media, planes, strict=True):
+            self._table[:, last : item.start] = behind
+            first = item.start + behind
+            if own is None:
+                self._table[:, item.start : item.end] = behind
+            else:
+                self._table[:, item.start : item.end] = own + first - np.arange(item.start, item.end)
+                behind = first + int(own.max()) + 1 - item.end
+            last = item.end
+        self.behind = behind
+
+    def shift(self, start: int, count: int) -> np.ndarray:
+        """[3, count] int64: of tokens from place ``start`` on."""
+        found = np.full((3, count), self.behind)
+        known = self._table[:, start : start + count]
+        found[:, : known.shape[1]] = known
+        return found
+
+
 class MediaRows(WorkerPart):
     """The media of the sequences that a worker knows, and the rows that a model makes of them.
 
@@ -61,6 +94,7 @@ class MediaRows(WorkerPart):
         self._payloads: dict[str, Any] = {}  # opened files, by path
         self._media: dict[int, Sequence[Media]] = {}  # by slot; none once all of them are computed
         self._num_computed: dict[int, int] = {}
+        self._planes: dict[int, PromptPlanes] = {}  # by slot, of sequences whose media have some
 
     def operations(self) -> Mapping[str, Callable[..., Any]]:
         return {"open": self.open_payloads, "close": self.close_payloads}
@@ -90,14 +124,20 @@ class MediaRows(WorkerPart):
     def begin(self, new: NewSequence, asked: PromptMedia) -> None:
         self._media[new.slot] = asked.media
         self._num_computed[new.slot] = new.num_computed_tokens
+        planes = [self._array(item, POSITION_PLANES) for item in asked.media]
+        if any(own is not None for own in planes):
+            self._planes[new.slot] = PromptPlanes(asked.media, planes)
 
     def forget(self, slot: int) -> None:
         self._media.pop(slot, None)
         self._num_computed.pop(slot, None)
+        self._planes.pop(slot, None)
 
     def calls_layers(self, batch: Batch) -> bool:
-        """Whether a step comes to tokens of media: no capture has room for their rows."""
+        """Whether a step comes to tokens of media, or behind some: no capture has room for rows, nor for planes."""
         for scheduled in batch.sequences:
+            if scheduled.slot in self._planes:
+                return True
             past = self._num_computed.get(scheduled.slot, 0)
             end = past + scheduled.num_new_tokens
             if any(item.end > past and item.start < end for item in self._media.get(scheduled.slot, ())):
@@ -105,6 +145,8 @@ class MediaRows(WorkerPart):
         return False
 
     def inputs(self, batch: Batch, forward: ForwardBatch) -> None:
+        if self._planes:
+            self._shift(batch, forward)
         rows: list[np.ndarray] = []
         parts: list[tuple[Media, slice]] = []
         first = 0
@@ -126,6 +168,17 @@ class MediaRows(WorkerPart):
             encoded = self._encoded([item for item, _ in parts])
             values = [encoded[item.key][part] for item, part in parts]
             forward.inserted = Inserted(self.context.send(np.concatenate(rows)), torch.cat(values))
+
+    def _shift(self, batch: Batch, forward: ForwardBatch) -> None:
+        """Before ``_num_computed`` goes on. Behind its media all tokens of a sequence are shifted alike."""
+        shifts: list[np.ndarray] = []
+        for scheduled in batch.sequences:
+            planes, count = self._planes.get(scheduled.slot), scheduled.num_new_tokens
+            if planes is None:
+                shifts.append(np.zeros((3, count), np.int64))
+            else:
+                shifts.append(planes.shift(self._num_computed[scheduled.slot], count))
+        forward.extras[POSITION_SHIFT] = self.context.send(np.concatenate(shifts, 1))
 
     def _encoded(self, items: Sequence[Media]) -> dict[bytes, Tensor]:
         """Rows by key: [length, hidden_size] each. Those of a kind that are not known yet are encoded together."""
@@ -151,3 +204,8 @@ class MediaRows(WorkerPart):
         prefix, file = f"{item.index}.", self._payloads[item.payload]
         names = [name for name in file.files if name.startswith(prefix)]
         return {name.removeprefix(prefix): torch.from_numpy(file[name]).to(self.context.device) for name in names}
+
+    def _array(self, item: Media, name: str) -> np.ndarray | None:
+        """One of them, on the host; None: there is none of this name."""
+        file, key = self._payloads[item.payload], f"{item.index}.{name}"
+        return file[key] if key in file.files else None

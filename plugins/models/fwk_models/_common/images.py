@@ -1,0 +1,62 @@
+"""Decoders that read images through an encoder of patches."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+from fwk.interfaces.model import ModelContext
+from fwk.layers import RotaryRows
+from fwk_models._common.decoder import Decoder
+from fwk_models._common.patches import Eyes, PatchEncoder
+from fwk_models._common.planes import PlaneRotary, plane_rotary
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fwk.types import ForwardBatch
+
+
+class SeesPatches(Decoder):
+    """To be put before a decoder: positions of three planes, and ``encode`` of images as patches.
+
+    sections: pairs of numbers that each plane turns, where the config does not say. merger: see ``PatchEncoder``.
+    """
+
+    sections: ClassVar[tuple[int, int, int]]
+    is_striped: ClassVar[bool] = False
+    merger: ClassVar[tuple[str, str, str]]
+
+    def __init__(self, context: ModelContext) -> None:
+        has_old_names = context.weights.has("model.embed_tokens.weight")
+        self.root = "model" if has_old_names else "model.language_model"
+        super().__init__(context)
+        root = "visual" if has_old_names else "model.visual"
+        self.images = None
+        if "image" in context.media:
+            self.images = PatchEncoder(context, root, self.eyes(context), self.merger)
+        else:
+            for name in context.weights.names():
+                if name.startswith(f"{root}."):
+                    context.weights.skip(name)
+
+    @abstractmethod
+    def eyes(self, context: ModelContext) -> Eyes:
+        """What the config says of the encoder."""
+
+    def make_rotary(self, context: ModelContext) -> PlaneRotary:
+        return plane_rotary(context, self.sections, is_striped=self.is_striped)
+
+    def angles(self, batch: ForwardBatch) -> RotaryRows:
+        assert isinstance(self.rotary, PlaneRotary)
+        return self.rotary.angles(batch)
+
+    def encode(self, kind: str, items: Sequence[Mapping[str, Tensor]]) -> Sequence[Tensor]:
+        """Of images, ``pixel_values`` [num_patches, numbers of a patch] and ``grid``, its rows and columns of patches.
+
+        One after another: they are of different sizes, and the numbers of one depend on no other.
+        """
+        assert kind == "image"
+        assert self.images is not None, "the run takes no images"
+        return [self.images(item["pixel_values"], *item["grid"].tolist()) for item in items]

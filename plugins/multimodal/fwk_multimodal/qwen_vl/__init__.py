@@ -1,0 +1,23 @@
+"""Images for the Qwen-VL family: whole, in a size near their own."""
+
+from fwk import MultimodalProcessorSpec, hookimpl
+from fwk.interfaces.declaration import Needs
+
+
+@hookimpl
+def multimodal_processors() -> list[MultimodalProcessorSpec]:
+    return [
+        MultimodalProcessorSpec(
+            name="qwen_vl",
+            api=2,
+            load="fwk_multimodal.qwen_vl.processor:QwenProcessor",
+            architectures=(
+                "Qwen2VLForConditionalGeneration",
+                "Qwen2_5_VLForConditionalGeneration",
+                "Qwen3VLForConditionalGeneration",
+            ),
+            kinds=frozenset({"image"}),
+            needs=Needs(packages=("pillow>=11",)),
+            summary="Patches of an image scaled to a multiple of theirs, with the rows and columns of its tokens.",
+        )
+    ]

@@ -1,0 +1,111 @@
+"""Tiny random checkpoints of the Qwen-VL family, written by transformers' own classes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from tokenizers import AddedToken
+
+from fwk_loaders.dummy.tokenizer import build_tokenizer
+from tests.helpers.checkpoints import SMALL, VOCAB, randomise
+from tests.helpers.lazy import lazy
+
+transformers = lazy("transformers")
+image_processing_pil_qwen2_vl = lazy("transformers.models.qwen2_vl.image_processing_pil_qwen2_vl")
+
+SPECIALS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>", "<|im_start|>", "<|im_end|>")
+FIRST = VOCAB - len(SPECIALS)
+IMAGE_ID = FIRST + 2
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{% if message['content'] is string %}"
+    "{{ message['content'] }}{% else %}{% for part in message['content'] %}{% if part['type'] == 'image' %}"
+    "<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""Qwen's, in short."""
+PREPROCESSOR: dict[str, Any] = {
+    "patch_size": 4,
+    "merge_size": 2,
+    "temporal_patch_size": 2,
+    "size": {"shortest_edge": 200, "longest_edge": 2400},
+    "image_mean": [0.5, 0.4, 0.6],
+    "image_std": [0.5, 0.25, 0.3],
+}
+PLANES = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [4, 6, 6]}
+EYES: dict[str, Any] = {"depth": 3, "num_heads": 2, "patch_size": 4, "in_channels": 3}
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "Qwen2VL": ("Qwen2VL", {**EYES, "embed_dim": 32, "hidden_size": SMALL["hidden_size"], "mlp_ratio": 2}),
+    "Qwen2_5_VL": (
+        "Qwen2_5_VL",
+        {**EYES, "hidden_size": 32, "intermediate_size": 48, "out_hidden_size": SMALL["hidden_size"],
+         "window_size": 24, "fullatt_block_indexes": [1]},
+    ),
+    "Qwen3VL": (
+        "Qwen3VL",
+        {**EYES, "hidden_size": 32, "intermediate_size": 48, "out_hidden_size": SMALL["hidden_size"],
+         "num_position_embeddings": 49, "deepstack_visual_indexes": [0, 2]},
+    ),
+}  # fmt: skip
+
+
+def write_qwen_vl(folder: Path, kind: str, **changes: Any) -> Any:
+    """A checkpoint with a tokeniser of bytes, a template and the processor's settings; returns the reference.
+
+    changes: of the text model's config.
+    """
+    name, vision = KINDS[kind]
+    torch.manual_seed(0)
+    text = {**SMALL, "rms_norm_eps": 1e-5, "rope_parameters": PLANES, "num_hidden_layers": 4, **changes}
+    if kind == "Qwen3VL":
+        text["head_dim"] = 32
+    tokens = {"vision_start_token_id": FIRST, "vision_end_token_id": FIRST + 1, "video_token_id": FIRST + 3}
+    config = getattr(transformers, f"{name}Config")(
+        text_config=text, vision_config=vision, image_token_id=IMAGE_ID, attn_implementation="eager", **tokens
+    )
+    config.eos_token_id = None
+    model = getattr(transformers, f"{name}ForConditionalGeneration")(config).eval()
+    randomise(model)
+    model.save_pretrained(folder)
+    tokenizer = build_tokenizer(FIRST, str(folder))
+    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIALS])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    (folder / "preprocessor_config.json").write_text(json.dumps(PREPROCESSOR))
+    return model
+
+
+def reference_images(images: Sequence[Image.Image], **changes: Any) -> Any:
+    """What transformers makes of them: ``pixel_values`` and ``image_grid_thw``."""
+    processor = image_processing_pil_qwen2_vl.Qwen2VLImageProcessorPil(**{**PREPROCESSOR, **changes})
+    return processor(images=list(images), return_tensors="pt")
+
+
+def reference_inputs(prompt: Sequence[int], images: Sequence[Image.Image]) -> dict[str, torch.Tensor]:
+    """The model's inputs for a prompt with a place for each image."""
+    made = reference_images(images) if images else {}
+    lengths = iter([int(grid.prod()) // 4 for grid in made["image_grid_thw"]] if images else [])
+    ids = [i for token in prompt for i in ([token] * (next(lengths) if token == IMAGE_ID else 1))]
+    kinds = [int(token == IMAGE_ID) for token in ids]
+    given = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids), dtype=torch.int64)}
+    return {**given, **made, "mm_token_type_ids": torch.tensor([kinds], dtype=torch.int32)}
+
+
+def greedy(model: Any, prompt: Sequence[int], images: Sequence[Image.Image], count: int) -> tuple[list[int], Any]:
+    """The tokens that transformers chooses, and their log-probabilities: for each, everything is computed anew."""
+    given = reference_inputs(prompt, images)
+    tokens, scores = list[int](), list[float]()
+    for _ in range(count):
+        with torch.no_grad():
+            last = model(**given, use_cache=False).logits[0, -1].log_softmax(-1)
+        token = int(last[:FIRST].argmax())  # a placeholder would be taken for an image
+        tokens.append(token)
+        scores.append(float(last[token]))
+        more = {"input_ids": token, "attention_mask": 1, "mm_token_type_ids": 0}
+        for name, value in more.items():
+            given[name] = torch.cat([given[name], torch.tensor([[value]], dtype=given[name].dtype)], 1)
+    return tokens, torch.tensor(scores)
