@@ -77,7 +77,8 @@ class EngineOptions(Options):
     max_mamba_cache_size: int | None = option(
         None,
         "States of recurrent layers in memory: one for each running request, the rest for prefixes to continue from "
-        "(default: as many of both).",
+        "(default: as many of both, where half and a tenth of the free memory hold them; on a CPU pages are taken when "
+        "they are used).",
         stability="beta",
         ge=1,
         le=2**20,

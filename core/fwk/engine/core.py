@@ -229,7 +229,7 @@ def _assemble(
         max_start_tokens=setup.max_start_tokens,
         max_prompts=options.prefill_max_requests,
         max_chunk_tokens=options.chunked_prefill_size if options.chunked_prefill_size > 0 else None,
-        max_running=options.max_running_requests,
+        max_running=loaded.max_running or options.max_running_requests,
         block_size=options.page_size,
         eos_token_ids=frozenset(setup.eos_token_ids),
         seed=(config.seed if options.random_seed is None else options.random_seed) + engine_index * ENGINE_STRIDE,

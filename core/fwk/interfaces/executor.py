@@ -61,6 +61,7 @@ class WorkerInfo:
     - ``num_window_groups``: groups of layers with a block table of their own, in addition to the first
     - ``window``: tokens that layers of those groups see
     - ``num_state_places``: states that can be kept for the prefix cache; None: no recurrent layers
+    - ``max_running``: sequences whose states have room at once, where that is fewer than asked for
     - ``depth``: steps it gains from having been launched before the first of them is collected
     - ``num_lookahead``: most drafts for one sequence: tokens past the newest one that need blocks
     - ``memory``: Bytes of the device by what has them: total, others, weights (and buffers), step (the largest),
@@ -74,6 +75,7 @@ class WorkerInfo:
     num_window_groups: int = 0
     window: int = 0
     num_state_places: int | None = None
+    max_running: int | None = None
     depth: int = 1
     num_lookahead: int = 0
     memory: dict[str, int] = field(default_factory=dict[str, int])

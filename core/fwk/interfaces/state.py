@@ -12,9 +12,13 @@ if TYPE_CHECKING:
 
     from fwk.interfaces.model import ModelContext
 
+ALIGNMENT = 64
+"""Of a tensor's first byte in a row: a cache line."""
+
 
 class RecurrentState:
-    """The states of one layer. ``tensors`` are [num_rows, *shape] each, allocated once all layers are built.
+    """The states of one layer. ``tensors`` are [num_rows, *shape] each, allocated once all layers are built; the rows
+    of one sequence lie together, those of all layers.
 
     ``ForwardBatch.state_rows`` says which row is which sequence's. It is zeros before a sequence's first token, and the
     layer leaves in it the state after the step's last one. Rows are copied, saved and filled again by core.
@@ -33,12 +37,22 @@ class RecurrentState:
 
     @property
     def row_bytes(self) -> int:
-        """Of one sequence."""
-        return sum(math.prod(shape) * self.dtypes[name].itemsize for name, shape in self.shapes.items())
+        """Of one sequence, each tensor's from a multiple of ``ALIGNMENT`` on."""
+        return sum(-(-self._size(name) // ALIGNMENT) * ALIGNMENT for name in self.shapes)
+
+    def bind(self, rows: Tensor) -> None:
+        """Take the tensors from ``rows`` [num_rows, row_bytes] uint8, zeros whose rows may stand apart."""
+        start = 0
+        for name, shape in self.shapes.items():
+            part = rows[:, start : start + self._size(name)]
+            self.tensors[name] = part.view(self.dtypes[name]).view(len(rows), *shape)
+            start += -(-self._size(name) // ALIGNMENT) * ALIGNMENT
 
     def allocate(self, num_rows: int, device: torch.device) -> None:
-        """Zeros for ``num_rows`` rows; on a CPU, those never written take no memory."""
+        """Zeros for ``num_rows`` rows of this layer alone."""
         import torch  # noqa: PLC0415 - interfaces are read where no torch is
 
-        for name, shape in self.shapes.items():
-            self.tensors[name] = torch.zeros((num_rows, *shape), dtype=self.dtypes[name], device=device)
+        self.bind(torch.zeros((num_rows, self.row_bytes), dtype=torch.uint8, device=device))
+
+    def _size(self, name: str) -> int:
+        return math.prod(self.shapes[name]) * self.dtypes[name].itemsize

@@ -198,6 +198,7 @@ class WorkerBuilder:
             num_window_groups=len(groups) - 1,
             window=window,
             num_state_places=None if states is None else states.num_places,
+            max_running=None if states is None else states.num_slots,
         )
         self._loaded(model)
         if opened.runner == "pool":
@@ -451,9 +452,10 @@ class WorkerBuilder:
         if not self._setup.opened.served.is_recurrent:
             self._refuse_states()
             return None
-        return StateStore.allocate(
+        most = self._config.engine.max_running_requests
+        states = StateStore.allocate(
             self._models.recurrent_states,
-            num_slots=self._config.engine.max_running_requests,
+            num_slots=most,
             max_rows=self._config.engine.max_mamba_cache_size,
             is_cached=self._chosen.get("cache", "none") != "none",
             device=self._device,
@@ -461,6 +463,13 @@ class WorkerBuilder:
             group=self._group,
             num_undone=num_drafted,
         )
+        self._chosen["states"] = states.sentence()
+        if states.num_slots < most:
+            self._reasons.append(
+                f"{states.num_slots} sequences run at once, of --max-running-requests {most}: half of the free memory "
+                "holds no more of their states"
+            )
+        return states
 
     def _kv_groups(self, num_own_layers: int) -> list[list[AttentionLayer]]:
         """The layers by block table. Whatever else moves blocks about knows one table only, and then there is one.

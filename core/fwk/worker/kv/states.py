@@ -2,33 +2,46 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 import torch
 
 from fwk.errors import ConfigError
 from fwk.interfaces.parallel import ParallelGroup
 from fwk.interfaces.state import RecurrentState
+from fwk.native import huge_pages
 from fwk.types import Batch
 from fwk.worker.kv.kv_cache import agree
 
-CACHE_FRACTION = 0.25
-"""Of the free memory: what states kept for the prefix cache take at most, unless their number is given."""
+RUNNING_FRACTION = 0.5
+"""Of the free memory: what states of running sequences take at most, unless the number of states is given."""
+
+CACHE_FRACTION = 0.1
+"""The same of states kept for the prefix cache."""
 
 
 class StateStore:
     """Sequences' states by slot, after them ``num_places`` kept ones, and then those of before a step with drafts.
 
-    A state cannot be cut back to an accepted draft. So it goes back to before the step when one was rejected, and the
-    tokens that stand are computed again with the next ones.
+    A row is the states of all layers. On a CPU its pages are taken when it is first written to. A state cannot be cut
+    back to an accepted draft. So it goes back to before the step when one was rejected, and the tokens that stand are
+    computed again with the next ones.
     """
 
     def __init__(
         self, states: list[RecurrentState], num_slots: int, num_places: int, device: torch.device, num_undone: int = 0
     ) -> None:
         """num_undone: drafts are verified of sequences in so many slots, the first ones."""
-        self._states, self._num_slots, self.num_places = states, num_slots, num_places
+        self.num_slots, self.num_places = num_slots, num_places
         self._first_undo = num_slots + num_places
-        for state in states:
-            state.allocate(num_slots + num_places + num_undone, device)
+        ends = list(accumulate((state.row_bytes for state in states), initial=0))
+        self.row_bytes, num_rows = ends[-1], self._first_undo + num_undone
+        size = num_rows * self.row_bytes
+        is_host = device.type == "cpu"
+        memory = huge_pages.zeros(size) if is_host else torch.zeros(size, dtype=torch.uint8, device=device)
+        self._rows = memory.view(num_rows, self.row_bytes)
+        for state, start, end in zip(states, ends, ends[1:], strict=False):
+            state.bind(self._rows[:, start:end])
 
     @classmethod
     def allocate(
@@ -43,11 +56,12 @@ class StateStore:
         group: ParallelGroup,
         num_undone: int = 0,
     ) -> StateStore:
-        """Rows for ``num_slots`` sequences, and for as many kept states as ``max_rows`` or the free memory allow.
+        """Rows for up to ``num_slots`` sequences, and for as many kept states: ``max_rows``, or what shares of the free
+        memory hold.
 
         num_undone: rows more for drafts, which ``max_rows`` does not count.
 
-        Raises ``ConfigError`` when there is no room for the sequences.
+        Raises ``ConfigError`` when there is no room for ``max_rows``, or for one sequence.
         """
         if max_rows is not None and max_rows < num_slots:
             raise ConfigError(
@@ -55,25 +69,33 @@ class StateStore:
                 "the one or lower the other"
             )
         row_bytes = max(1, sum(state.row_bytes for state in states))
+        if max_rows is None:
+            room = int(RUNNING_FRACTION * free) // row_bytes
+            fitting = min(num_slots, max(room - num_undone, room // 2 if num_undone else room))
+            num_slots = agree(max(1, fitting), group, device)
+            num_undone = min(num_undone, num_slots)
         num_rows = (num_slots if max_rows is None else max_rows) + num_undone
         if num_rows * row_bytes > free:
             raise ConfigError(
                 f"{num_rows} states of recurrent layers need {num_rows * row_bytes / 2**20:.0f} MiB, but "
                 f"{free / 2**20:.0f} MiB of memory are free: lower --max-running-requests or --max-mamba-cache-size"
             )
-        room = int(CACHE_FRACTION * (free - num_rows * row_bytes)) // row_bytes
+        room = int(CACHE_FRACTION * free) // row_bytes
         num_places = (min(num_slots, room) if max_rows is None else max_rows - num_slots) if is_cached else 0
         return cls(states, num_slots, agree(num_places, group, device), device, num_undone)
+
+    def sentence(self) -> str:
+        """How many there are, and what they take once they are used."""
+        size = self.row_bytes / 2**20
+        return f"{self.num_slots} of sequences, {self.num_places} kept for prefixes, {size:.1f} MiB each once used"
 
     def begin(self, batch: Batch) -> None:
         """Give new sequences their states: zeros, or copies of kept ones."""
         for new in batch.new:
-            for state in self._states:
-                for tensor in state.tensors.values():
-                    if new.state_source < 0:
-                        tensor[new.slot].zero_()
-                    else:
-                        tensor[new.slot] = tensor[self._num_slots + new.state_source]
+            if new.state_source < 0:
+                self._rows[new.slot].zero_()
+            else:
+                self._copy(self.num_slots + new.state_source, new.slot)
         for scheduled in batch.sequences:
             if scheduled.draft_token_ids:
                 self._copy(scheduled.slot, self._first_undo + scheduled.slot)
@@ -82,15 +104,11 @@ class StateStore:
         """Take a sequence's state back to before the step, which has drafts of it."""
         self._copy(self._first_undo + slot, slot)
 
-    def _copy(self, source: int, target: int) -> None:
-        for state in self._states:
-            for tensor in state.tensors.values():
-                tensor[target] = tensor[source]
-
     def save(self, batch: Batch) -> None:
         """Keep the states that the plan says, as the step has left them."""
         for scheduled in batch.sequences:
             if scheduled.state_place >= 0:
-                for state in self._states:
-                    for tensor in state.tensors.values():
-                        tensor[self._num_slots + scheduled.state_place] = tensor[scheduled.slot]
+                self._copy(scheduled.slot, self.num_slots + scheduled.state_place)
+
+    def _copy(self, source: int, target: int) -> None:
+        self._rows[target] = self._rows[source]
