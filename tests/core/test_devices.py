@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -123,74 +124,164 @@ def test_a_rank_on_another_machine_takes_the_first_free_gpu_there(tiny_folder: P
     assert taken == two_gpus == [0, 1]
 
 
+class FakeStream:
+    def __init__(self, owner: FakeGraphs) -> None:
+        self.owner = owner
+
+    def wait_stream(self, other: FakeStream) -> None:
+        self.owner.calls.append("own waits" if self is self.owner.own else "current waits")
+
+
+class FakeGraph:
+    def __init__(self, owner: FakeGraphs) -> None:
+        self.owner = owner
+
+    def capture_begin(self, pool: str, capture_error_mode: str) -> None:
+        owner = self.owner
+        assert (pool, capture_error_mode, owner.streams[-1]) == ("pool", "thread_local", owner.own)
+        owner.under_way, owner.num_users = owner.under_way + 1, owner.num_users + 1
+        if owner.refuses_to_begin:
+            raise RuntimeError("CUDA error: capture cannot begin")
+        owner.calls.append("begin")
+
+    def capture_end(self) -> None:
+        owner = self.owner
+        assert owner.streams[-1] is owner.own
+        if owner.is_spoiled or not owner.under_way:
+            raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+        owner.under_way -= 1
+        owner.calls.append("end")
+
+    def replay(self) -> None:
+        self.owner.calls.append("replay")
+
+
 class FakeGraphs:
-    """torch.cuda's graphs, as their documentation describes them, in the order they were used."""
+    """torch.cuda's graphs and their pool, as its sources have them, in the order they were used.
+
+    A capture that was spoiled ends with an error of its own, before the allocator is told that it ended.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[str] = []
-        self.is_capturing = False
-        owner = self
-
-        class Stream:
-            def wait_stream(self, other: Stream) -> None:
-                owner.calls.append("own waits" if self is owner.own else "current waits")
-
-        class Graph:
-            def replay(self) -> None:
-                owner.calls.append("replay")
-
-        @contextmanager
-        def on(stream: Stream) -> Iterator[None]:
-            assert stream is owner.own
-            yield
-
-        @contextmanager
-        def capturing(graph: Graph, pool: str, stream: Stream, capture_error_mode: str) -> Iterator[None]:
-            assert (pool, stream, capture_error_mode) == ("pool", owner.own, "thread_local")
-            owner.is_capturing = True
-            yield
-            owner.is_capturing = False
-
-        self.current, self.own = Stream(), Stream()
+        self.streams: list[FakeStream] = []
+        """Whose turn it is, the innermost last."""
+        self.is_spoiled = self.refuses_to_begin = False
+        self.under_way = self.num_users = 0
+        self.current, self.own = FakeStream(self), FakeStream(self)
         fakes = {
             "Stream": lambda: self.own,
-            "CUDAGraph": Graph,
-            "graph": capturing,
-            "stream": on,
-            "current_stream": lambda: self.current,
+            "CUDAGraph": lambda: FakeGraph(self),
+            "stream": self.on,
+            "current_stream": lambda: self.streams[-1] if self.streams else self.current,
+            "current_device": lambda: 0,
             "graph_pool_handle": lambda: "pool",
+            "synchronize": lambda: None,
+            "empty_cache": self.empty_cache,
         }
         for name, fake in fakes.items():
             monkeypatch.setattr(torch.cuda, name, fake)
+        monkeypatch.setattr(torch.cuda.memory, "_cuda_endAllocateToPool", self.end_pool)
+        monkeypatch.setattr(torch.cuda.memory, "_cuda_releasePool", self.release_pool)
+
+    @contextmanager
+    def on(self, stream: FakeStream) -> Iterator[None]:
+        self.streams.append(stream)
+        try:
+            yield
+        finally:
+            self.streams.pop()
+
+    def end_pool(self, device: int, pool: str) -> None:
+        if not self.under_way:
+            raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
+        self.under_way -= 1
+
+    def release_pool(self, device: int, pool: str) -> None:
+        self.num_users -= 1
+
+    def empty_cache(self) -> None:
+        assert not self.under_way, "captures_underway.empty() INTERNAL ASSERT FAILED"
+
+    @property
+    def is_capturing(self) -> bool:
+        return bool(self.under_way)
+
+    def is_as_before(self) -> bool:
+        """Whether nothing of a capture is left, so that the next step can be computed eagerly."""
+        self.empty_cache()
+        return torch.cuda.current_stream() is self.current and not self.num_users
 
 
-def test_a_cuda_graph_is_captured_after_runs_that_warm_it_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = inspect.signature(torch.cuda.graph.__init__)
-    assert [*real.parameters][1:5] == ["cuda_graph", "pool", "stream", "capture_error_mode"]
-    fakes = FakeGraphs(monkeypatch)
-    capture, size, output = CudaCapture(), StepSize(2, 2, 2, 2), (torch.zeros(2, 4), None)
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> FakeGraphs:
+    real = inspect.signature(torch.cuda.CUDAGraph.capture_begin)
+    assert [*real.parameters][1:3] == ["pool", "capture_error_mode"]
+    return FakeGraphs(monkeypatch)
+
+
+SIZE = StepSize(2, 2, 2, 2)
+
+
+def test_a_cuda_graph_is_captured_after_runs_that_warm_it_up(graphs: FakeGraphs) -> None:
+    output = torch.zeros(2, 4), None
 
     def step(asked: StepSize) -> StepOutput:
-        assert asked == size
-        fakes.calls.append("captured" if fakes.is_capturing else "run")
+        assert asked == SIZE
+        graphs.calls.append("run")
         return output
 
-    graph = capture.capture(step, size)
-    assert fakes.calls == ["own waits", "run", "run", "current waits", "captured"]
-    assert graph.replay(size) is output
-    assert fakes.calls[-1] == "replay"
+    graph = CudaCapture().capture(step, SIZE)
+    assert graphs.calls == ["own waits", "run", "run", "current waits", "begin", "run", "end"]
+    assert graph.replay(SIZE) is output
+    assert graphs.calls[-1] == "replay"
 
 
-def test_a_step_that_no_cuda_graph_can_hold_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    fakes = FakeGraphs(monkeypatch)
+SPOILED = "CUDA error: operation not permitted when stream is capturing\nCompile with ..."
+PIECE = r"a piece of a step: CUDA error: operation "
 
-    def step(size: StepSize) -> StepOutput:
-        if fakes.is_capturing:
-            raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nCompile with ...")
+
+@pytest.mark.parametrize("is_told", [True, False], ids=["by the call", "at the end"])
+def test_a_capture_that_fails_leaves_nothing_behind(graphs: FakeGraphs, is_told: bool) -> None:
+    """The first reason is told, the stream is what it was, the pool is closed, and what comes next works."""
+
+    def step(cut: Any) -> Any:
+        if cut is not None and callable(cut):
+            cut()
+        if graphs.is_capturing:
+            graphs.is_spoiled = True
+            if is_told:
+                raise RuntimeError(SPOILED)
         return torch.zeros(2, 4), None
 
-    with pytest.raises(NotCapturable, match=r"a step of 2 sequences: CUDA error: .* is capturing$"):
-        CudaCapture().capture(step, StepSize(2, 2, 2, 2))
+    capture, words = CudaCapture(), r"not permitted when stream is capturing$" if is_told else r"failed due to a prev"
+    with pytest.raises(NotCapturable, match=rf"a step of 2 sequences: CUDA error: operation {words}"):
+        capture.capture(step, SIZE)
+    assert graphs.is_as_before()
+    graphs.is_spoiled = False
+    with pytest.raises(NotCapturable, match=PIECE + words):
+        capture.capture_pieces(step)
+    assert graphs.streams == []
+    assert not graphs.under_way
+    assert graphs.num_users == 1, "of the piece that was captured, whose graph gives it up"
+    graphs.is_spoiled, graphs.num_users = False, 0
+    capture.capture(lambda size: (torch.zeros(2, 4), None), SIZE)
+    assert graphs.calls[-2:] == ["begin", "end"]
+
+
+def test_a_capture_that_cannot_begin_or_is_given_up_leaves_nothing_behind(graphs: FakeGraphs) -> None:
+    def give_up(size: StepSize) -> StepOutput:
+        if graphs.is_capturing:
+            raise NotCapturable("attention reads tensors of its own")
+        return torch.zeros(2, 4), None
+
+    with pytest.raises(NotCapturable, match=r"^attention reads"):
+        CudaCapture().capture(give_up, SIZE)
+    assert not graphs.under_way
+    graphs.num_users, graphs.refuses_to_begin = 0, True
+    with pytest.raises(NotCapturable, match="a step of 2 sequences: CUDA error: capture cannot begin"):
+        CudaCapture().capture(give_up, SIZE)
+    assert graphs.is_as_before()
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from fwk.worker.graphs.step_graphs import DecodeGraphs
 from fwk.worker.runner.inputs import InputBuffers
 from fwk_attention.triton_paged import plan
 from fwk_attention.triton_paged.captured import CapturedDecodes
-from fwk_kit.testing.serving import TINY
+from fwk_kit.testing.serving import MIXTURE, TINY
 
 pytestmark = interpreted
 
@@ -405,6 +405,20 @@ def test_on_a_cpu_one_capture_serves_all_sizes(tiny_folder: Path) -> None:
 def test_an_attention_that_plans_anew_says_so(tiny_folder: Path) -> None:
     served = Served(tiny_folder, attention_backend="torch")
     assert served.how == "eager (attention torch plans each step anew)"
+
+
+def test_experts_that_the_host_waits_for_are_not_even_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A capture that fails costs a device more than a sentence."""
+    (tmp_path / "config.json").write_text(json.dumps(MIXTURE))
+    tried: list[str] = []
+    monkeypatch.setattr(Recording, "capture", lambda self, step, most: tried.append("whole"))
+    monkeypatch.setattr(Recording, "capture_pieces", lambda self, step: tried.append("in pieces"))
+    served = Served(tmp_path, moe_runner_backend="torch")
+    assert served.how == "eager (MoE runner torch makes the host wait for the device)"
+    assert served.tokens == on_cpu(tmp_path, moe_runner_backend="torch")
+    with pytest.raises(ConfigError, match="--enable-piecewise-cuda-graph: MoE runner torch makes the host wait"):
+        Served(tmp_path, moe_runner_backend="torch", enable_piecewise_cuda_graph=True)
+    assert tried == []
 
 
 @pytest.mark.sweep

@@ -24,6 +24,10 @@ EXPERT_PARALLEL = "expert_parallel"
 """Among ``MoERunnerSpec.offers``: the runner leaves out experts that other ranks compute (``MoEContext.ep_size``)."""
 
 
+GRAPH_CAPTURE = "graph_capture"
+"""The same: ``apply`` launches the same work whatever experts are chosen, so steps can be captured on a device."""
+
+
 @dataclass(frozen=True, slots=True)
 class Routing:
     """How tokens choose their experts: softmax over all of them, then the best ``top_k``.

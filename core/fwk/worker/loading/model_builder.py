@@ -89,7 +89,7 @@ class ModelBuilder:
         self._reasons = reasons
         self._staging = staging
         self._upload = upload
-        self._moe: Registered | None = None
+        self.moe: Registered | None = None  # of the layers that were built
         self.layers: list[AttentionLayer] = []  # of all models that were built
         self.caches: list[WeightsCache] = []
         self.recurrent_states: list[RecurrentState] = []  # of the served model
@@ -358,16 +358,16 @@ class ModelBuilder:
 
     def _moe_runner(self, context: MoEContext) -> MoERunner:
         """A runner for one layer. Of a model whose config names no experts, the plugin is chosen with the first."""
-        if self._moe is None:
+        if self.moe is None:
             settled = self._setup.resolution.selections.get("moe")
             selection = settled or choose(self._factory.plugins, "moe", AUTO, self._setup.facts)
             assert selection.chosen is not None
-            self._moe = selection.chosen
-            self._chosen["moe"] = self._moe.name
+            self.moe = selection.chosen
+            self._chosen["moe"] = self.moe.name
             if settled is None:
                 self._reasons.extend(selection.reasons())
         given = {"threads": self._threads, "is_deterministic": self._setup.facts.is_deterministic}
-        return checked(self._moe, self._factory.build(self._moe, partial(replace, context, **given)), apply=_summed)
+        return checked(self.moe, self._factory.build(self.moe, partial(replace, context, **given)), apply=_summed)
 
     def variances(self) -> list[str]:
         """Why a sequence's numbers may depend on what else a step computes, by the plugins in use."""
@@ -390,7 +390,7 @@ class ModelBuilder:
 
     def _check_moe(self) -> None:
         """Forget a MoE runner that no layer asked for. Raises ``ConfigError`` when an option was about experts."""
-        if self._moe is not None:
+        if self.moe is not None:
             return
         self._chosen.pop("moe", None)
         name = self._config.engine.moe_runner_backend

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fwk import MoERunnerSpec, Needs, hookimpl
 from fwk.interfaces.declaration import DETERMINISTIC, InterpretedKernels
-from fwk.interfaces.moe import EXPERT_PARALLEL
+from fwk.interfaces.moe import EXPERT_PARALLEL, GRAPH_CAPTURE
 
 
 class TritonRunnerSpec(InterpretedKernels, MoERunnerSpec):
@@ -21,7 +21,7 @@ def moe_runners() -> list[MoERunnerSpec]:
             name="triton",
             load="fwk_moe.triton_fused.runner:TritonRunner",
             needs=Needs(packages=("triton>=3.4",)),
-            offers=frozenset({DETERMINISTIC, EXPERT_PARALLEL}),
+            offers=frozenset({DETERMINISTIC, EXPERT_PARALLEL, GRAPH_CAPTURE}),
             rank=-10,  # below torch until a GPU has shown that the kernels are right
             summary="Tokens sorted by expert on the device and multiplied in groups, without a wait; plain, int8, int4 "
             "and fp8 weights, the last by fp8 activations where a device can. So far in Triton's interpreter only.",
