@@ -146,3 +146,7 @@ def what_is_wrong(details: Mapping[str, Any], given: str = "") -> str:
     close = difflib.get_close_matches(str(details["input"]).lower(), words, 1)
     said = f"{details['msg']}, not {given}" if given else str(details["msg"])
     return f"{said} (did you mean {close[0]!r}?)" if close else said
+
+
+class NotCapturable(Exception):
+    """Why steps of this model cannot be captured, as a sentence continues after "computed operator by operator:"."""

@@ -194,6 +194,13 @@ def test_a_websocket_is_refused(locked: Server) -> None:
         assert b" 101 " not in connection.recv(4096)
 
 
+def test_torch_is_the_engines_alone(locked: Server) -> None:
+    """In the API process it would cost each start two seconds, and 150 MB for good."""
+    assert locked.engine is not None
+    held = ["libtorch" in Path(f"/proc/{pid}/maps").read_text() for pid in (locked.process.pid, locked.engine.pid)]
+    assert held == [False, True]
+
+
 def test_nothing_of_the_rig_is_installed() -> None:
     """The tests' plugins exist in the servers they start, and nowhere else."""
     assert "fwk-faults" not in {item.package for item in discover().all()}

@@ -11,6 +11,7 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
+from fwk.errors import NotCapturable as NotCapturable
 from fwk.types import ForwardBatch
 
 Cut = Callable[[], None]
@@ -42,10 +43,6 @@ class StepSize(NamedTuple):
         """That of a batch."""
         num_hidden = batch.num_tokens if batch.hidden_indices is None else len(batch.hidden_indices)
         return StepSize(batch.num_tokens, num_hidden, len(batch.logits_indices), batch.num_seqs)
-
-
-class NotCapturable(Exception):
-    """Why steps of this model cannot be captured, as a sentence continues after "computed operator by operator:"."""
 
 
 class Graph(ABC):

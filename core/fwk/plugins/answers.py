@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from fwk.errors import FwkError, PluginFault
-from fwk.interfaces.graphs import NotCapturable
+from fwk.errors import FwkError, NotCapturable, PluginFault
 from fwk.plugins.discovery import Registered
 from fwk.plugins.families import FAMILIES
 
