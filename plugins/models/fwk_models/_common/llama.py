@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 QKV_BIASED = frozenset({
     "Qwen2ForCausalLM", "Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration",
+    "Qwen2AudioForConditionalGeneration",
 })  # fmt: skip
 """Architectures with a bias on q, k and v alone, which no key of their config says."""
 
