@@ -234,6 +234,10 @@ def test_the_folder_for_files_must_be_there() -> None:
         ("data:;base64,YWJj", b"abc"),
         ("DATA:image/png;BASE64,YWJj", b"abc"),
         ("data:image/png;base64,YWI%3D", b"ab"),
+        ("data:;base64,YWI", b"ab"),
+        ("data:;base64,YW\nJj\r\n", b"abc"),
+        ("data:;base64,_-__", b"\xff\xef\xff"),
+        ("data:;base64,/+//", b"\xff\xef\xff"),
         ("data:text/plain,a%20b", b"a b"),
     ],
 )

@@ -12,6 +12,9 @@ from urllib.parse import unquote, unquote_to_bytes, urlsplit
 from fwk.config import ServerOptions
 from fwk.errors import ConfigError, InvalidRequest
 
+_PLAIN = str.maketrans("-_", "+/")
+"""From base64's alphabet for URLs to the plain one: it is written in lines, without its padding, and in either."""
+
 
 class MediaReader:
     """Reads ``data:`` URLs, and files below a folder that the operator named. Nothing is fetched from elsewhere."""
@@ -48,8 +51,9 @@ class MediaReader:
             raise self._too_large(name)
         if not head.lower().endswith(";base64"):
             return unquote_to_bytes(body)
+        text = "".join(unquote(body).split()).translate(_PLAIN).rstrip("=")
         try:
-            return base64.b64decode(unquote(body), validate=True)
+            return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
         except (binascii.Error, ValueError):
             raise InvalidRequest(f"{name}: what follows the comma of its data: URL is not base64", name) from None
 

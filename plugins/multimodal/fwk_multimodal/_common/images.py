@@ -9,13 +9,14 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import numpy as np
 from PIL import Image, ImageOps
 
 from fwk.errors import InvalidRequest
 from fwk.interfaces.multimodal import MediaItem
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "MPO")
-"""Those that are tried. MPO is JPEG with more than one picture, as telephones write it: the first is meant."""
+"""Those that are tried. MPO is JPEG with several pictures, as telephones write it: of several the first is seen."""
 
 _BROKEN = (OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, TypeError, struct.error, zlib.error)
 """What Pillow raises for damaged files."""
@@ -56,6 +57,8 @@ def _decoded(item: MediaItem, image: Image.Image, max_pixels: int) -> Image.Imag
     try:
         image.load()
         turned = ImageOps.exif_transpose(image)
+        if turned.mode.startswith("I"):  # 16 bits of grey, of which a conversion keeps what is below 256
+            turned = Image.fromarray((np.asarray(turned).clip(0, 65_535) // 257).astype(np.uint8))
         if "A" in turned.getbands() or turned.info.get("transparency") is not None:
             turned = turned.convert("RGBA")
             turned = Image.alpha_composite(Image.new("RGBA", turned.size, (255, 255, 255, 255)), turned)
@@ -79,8 +82,6 @@ def _opened(item: MediaItem, max_pixels: int) -> Image.Image:
         ) from None
     if image.width * image.height > max_pixels:
         raise _too_large(item, image, max_pixels)
-    if image.format != "MPO" and getattr(image, "n_frames", 1) > 1:
-        raise InvalidRequest(f"{item.name}: the {image.format} image is animated: send one frame of it", item.name)
     return image
 
 

@@ -13,6 +13,13 @@ import numpy as np
 from fwk.errors import InvalidRequest
 from fwk.interfaces.multimodal import MediaItem
 
+try:
+    import av as _av
+except ImportError:
+    av: Any = None
+else:
+    av = _av
+
 RATE = 16_000
 """Samples a second that models hear."""
 FRAME, HOP = 400, 160
@@ -95,13 +102,11 @@ def _chunks(data: bytes) -> tuple[bytes, bytes] | None:
 
 
 def _by_library(item: MediaItem, kind: str, max_seconds: float) -> np.ndarray:
-    try:
-        import av  # noqa: PLC0415 - an extra
-    except ImportError:
+    if av is None:
         raise InvalidRequest(
-            f"{item.name}: this server decodes WAV files of PCM only: send one, or have pip install 'fwk[audio]'",
+            f"{item.name}: this server decodes WAV files of PCM only: send one (pip install 'fwk[audio]' adds others)",
             item.name,
-        ) from None
+        )
     most = int((max_seconds + 1) * RATE)
     parts: list[np.ndarray] = []
     count = 0
@@ -109,9 +114,8 @@ def _by_library(item: MediaItem, kind: str, max_seconds: float) -> np.ndarray:
         with av.open(io.BytesIO(item.data), format=kind) as container:
             if not container.streams.audio:
                 raise InvalidRequest(f"{item.name}: there is no sound in the file", item.name)
-            resampler: Any = av.AudioResampler(format="flt", layout="mono", rate=RATE)
-            frames: Any = container.decode(container.streams.audio[0])
-            for frame in frames:
+            resampler = av.AudioResampler(format="flt", layout="mono", rate=RATE)
+            for frame in container.decode(container.streams.audio[0]):
                 for part in resampler.resample(frame):
                     parts.append(part.to_ndarray()[0])
                     count += len(parts[-1])

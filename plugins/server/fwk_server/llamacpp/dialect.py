@@ -114,7 +114,7 @@ class LlamaCppDialect(ChatDialect):
                 },
                 "total_slots": 1,
                 "model_path": frontend.card.name,
-                "modalities": {"vision": False, "audio": False},
+                "modalities": {"vision": "image" in frontend.card.media, "audio": "audio" in frontend.card.media},
                 "build_info": "fwk",
             }
         )

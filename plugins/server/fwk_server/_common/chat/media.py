@@ -14,6 +14,7 @@ KINDS = {"image_url": "image", "input_audio": "audio", "audio_url": "audio", "vi
 """Of each type of part, what it brings."""
 
 _MEDIA = ("image", "audio", "video", "file")
+_TYPES = {"image": "image_url", "audio": "input_audio", "video": "video_url"}
 
 
 class MediaParts:
@@ -28,8 +29,9 @@ class MediaParts:
         if not any(word in type_ for word in _MEDIA):
             return None
         kind, limits = KINDS.get(type_, ""), self._frontend.card.media
-        if kind not in limits or type_ == "input_audio":
-            takes = f"text and {' and '.join(limits)}s (image_url)" if limits else "text only"
+        if kind not in limits:
+            named = " and ".join(f"{kind}s ({_TYPES[kind]})" if kind in _TYPES else kind for kind in limits)
+            takes = f"text and {named}" if limits else "text only"
             raise InvalidRequest(f"{at}: this server's model reads {takes}, not {shown(type_)}", at)
         if role != "user":
             raise InvalidRequest(f"{at}: media belong to messages of the user, not of role {shown(role)}", at)
@@ -38,8 +40,12 @@ class MediaParts:
                 f"{at}: this server takes at most {limits[kind]} {kind}s in a prompt (--limit-mm-per-prompt)", at
             )
         where = f"{at}.{type_}"
-        url = part.get(type_)
-        url = want(url.get("url") if isinstance(url, dict) else url, str, "a URL", f"{where}.url")
+        given = part.get(type_)
+        if type_ == "input_audio":
+            sound = want(given, dict, "an object", where)
+            url = f"data:;base64,{want(sound.get('data'), str, 'base64', f'{where}.data')}"
+        else:
+            url = want(given.get("url") if isinstance(given, dict) else given, str, "a URL", f"{where}.url")
         self.items.append(self._frontend.read_media(kind, url, where))
         return {"type": kind}
 

@@ -61,7 +61,13 @@ def capabilities(frontend: Frontend) -> list[str]:
     """What can be asked of the model, in Ollama's words."""
     if frontend.card.task != "generate":
         return ["embedding" if frontend.card.task == "embed" else frontend.card.task]
-    return ["completion", "tools", *(["thinking"] if frontend.reasoning_parser() is not None else [])]
+    media = {"image": "vision", "audio": "audio", "video": "video"}
+    return [
+        "completion",
+        "tools",
+        *(["thinking"] if frontend.reasoning_parser() is not None else []),
+        *(word for kind, word in media.items() if kind in frontend.card.media),
+    ]
 
 
 def model_bodies(frontend: Frontend) -> list[dict[str, Any]]:
