@@ -104,7 +104,7 @@ async def test_every_reply_carries_the_request_id(server: Server) -> None:
 @pytest.fixture(scope="module")
 def locked(spawn: Start) -> Iterator[Server]:
     """A server that asks for keys."""
-    return spawn(*FAKE, "--admin-api-key", ADMIN_KEY, key=KEY)
+    return spawn(*FAKE, "--admin-api-key", ADMIN_KEY, key=KEY, forked=False)
 
 
 def routes(server: Server) -> list[tuple[str, str]]:
@@ -201,6 +201,14 @@ def test_torch_is_the_engines_alone(locked: Server) -> None:
     assert held == [False, True]
 
 
+def test_others_are_forked_with_their_engine(fake: Server, locked: Server) -> None:
+    """Of what has imported the same; else hundreds of seconds of the tests are imports."""
+    for server, module in ((fake, "zygote.py"), (locked, "fwk")):
+        assert server.engine is not None
+        assert any(module in word for word in psutil.Process(server.process.pid).cmdline()[1:4])
+        assert any(module in word for word in server.engine.cmdline()[1:4])
+
+
 def test_nothing_of_the_rig_is_installed() -> None:
     """The tests' plugins exist in the servers they start, and nowhere else."""
     assert "fwk-faults" not in {item.package for item in discover().all()}
@@ -245,7 +253,7 @@ async def test_a_signal_and_streams_that_would_take_too_long(spawn: Start) -> No
 
 
 def test_a_signal_while_it_starts(tiny_model: Path, python_path: str) -> None:
-    server = Server(tiny_model, python_path=python_path)
+    server = Server(tiny_model, python_path=python_path, forked=False)
     try:
         until(lambda: psutil.Process(server.process.pid).children(), 20, "the engine process")
         server.process.terminate()

@@ -29,7 +29,7 @@ async def test_one_request_has_none(tiny: Server) -> None:
 
 async def test_the_engine_has_none(spawn: Start) -> None:
     """Its address space may grow no more: it serves on or it is dead, at once and with a reason; never in between."""
-    server = spawn("--health-monitor", "--max-prefill-tokens", "4096", "--chunked-prefill-size", "4096")
+    server = spawn("--health-monitor", "--max-prefill-tokens", "4096", "--chunked-prefill-size", "4096", forked=False)
     assert server.engine is not None
     room = server.engine.memory_info().data
     resource.prlimit(server.engine.pid, resource.RLIMIT_DATA, (room, room))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
@@ -14,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ import psutil
 
 from tests.helpers.http import NO_TLS
 from tests.helpers.packages import write_metadata
+from tests.helpers.zygote import Zygote
 
 PLUGINS = Path(__file__).parents[1] / "faults/plugin"
 START_SECONDS = 40.0
@@ -86,11 +89,28 @@ def until(condition: Callable[[], Any], seconds: float, what: str, pause: float 
         time.sleep(pause)
 
 
+@cache
+def zygote() -> Zygote:
+    """This process's, from the first server until its end."""
+    found = Zygote()
+    atexit.register(found.close)
+    return found
+
+
 class Server:
-    """``fwk serve`` on a free loopback port. ``start`` returns once /health answers 200."""
+    """``fwk serve`` on a free loopback port. ``start`` returns once /health answers 200.
+
+    forked: of a process that has imported what it needs (``tests.helpers.zygote``), else by ``python -m fwk``, as it is
+    with variables of its own, or threads for torch.
+    """
 
     def __init__(
-        self, model: Path, *flags: str, python_path: str | None = None, environment: dict[str, str] | None = None
+        self,
+        model: Path,
+        *flags: str,
+        python_path: str | None = None,
+        environment: dict[str, str] | None = None,
+        forked: bool = True,
     ) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="fwk-rig-"))  # short: a socket's path goes into it
         self._log = self._folder / "log"
@@ -99,7 +119,7 @@ class Server:
         if python_path is not None:
             ours["PYTHONPATH"] = python_path
         environment = {**os.environ, **ours, **(environment or {})}
-        command = [sys.executable, "-m", "fwk", "serve", str(model)]
+        forked = forked and "--cpu-threads" not in flags and zygote().serves(environment)
         if "--device" not in flags:
             flags = ("--device", "cpu", *flags)
         if "--load-format" not in flags:
@@ -110,9 +130,13 @@ class Server:
             flags = ("--health-monitor", "false", *flags)
         if "--max-total-tokens" not in flags:
             flags = ("--max-total-tokens", "8192", *flags)  # proving the books takes as long as there are blocks
-        command += ["--served-model-name", "tiny", "--check-blocks", "true", *flags]
+        words = ["serve", str(model), "--served-model-name", "tiny", "--check-blocks", "true", *flags]
         with self._log.open("wb") as log:
-            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=log, env=environment)
+            if forked:
+                self.process = zygote().start(words, environment, log.fileno())
+            else:
+                command = [sys.executable, "-m", "fwk", *words]
+                self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=log, env=environment)
         self.url = ""
         self.headers: dict[str, str] = {}
         self.engine: psutil.Process | None = None  # the first, if there are several

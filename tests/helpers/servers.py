@@ -31,10 +31,12 @@ def starting(model: Path, python_path: str) -> Iterator[Start]:
     """Start servers with the given flags; they end with the context."""
     servers: list[Server] = []
 
-    def start(*flags: str, key: str | None = None, environment: dict[str, str] | None = None) -> Server:
+    def start(
+        *flags: str, key: str | None = None, environment: dict[str, str] | None = None, forked: bool = True
+    ) -> Server:
         if key is not None:
             flags = (*flags, "--api-key", key)
-        servers.append(Server(model, *flags, python_path=python_path, environment=environment))
+        servers.append(Server(model, *flags, python_path=python_path, environment=environment, forked=forked))
         return servers[-1].start(key)
 
     yield start

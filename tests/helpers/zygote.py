@@ -1,0 +1,210 @@
+"""Servers as forks of a process that has imported what they would: a start costs a third of the CPU.
+
+A fork has the arguments, environment, folder, standard streams and parent that a process of its own would have, and
+imports what the zygote has not. Not the same are its command line in /proc, the memory it shares, and that its API
+process maps torch: tests of these, and of what is read before the first import, start a process of their own.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import pkgutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.metadata import entry_points
+from types import SimpleNamespace
+from typing import Any
+
+PR_SET_CHILD_SUBREAPER = 36
+"""Linux's number of the request to prctl, from its headers: orphans below become this process's children."""
+
+ENGINE = "fwk.engine.process"
+MODULES = (
+    *(
+        "fwk.server.serve",
+        "fwk.cli.common",
+        "fwk.engine.node",
+        "fwk.engine.core",
+        "fwk.engine.loop",
+        "fwk.setup.resolve",
+    ),
+    *(
+        "fwk_attention.cpu.plan",
+        "fwk_grammar.llguidance.sources",
+        "fwk_loaders.dummy.tokenizer",
+        "fwk_parsers._common.bare",
+    ),
+    *(
+        "fwk_models._common.llama",
+        "fwk_operators.cpu.graph",
+        "fwk_quant._linear_cpu.kernel",
+        "fwk_quant._linear_cpu.packed",
+    ),
+    *(
+        "fwk_sampling.torch_sampler.sampler",
+        "fwk_sampling.processors.cutoff",
+        "prometheus_client",
+        "pydantic.v1",
+        "uvloop",
+    ),
+)
+"""What a server imports after its plugins' declarations, besides the dialects."""
+
+OF_ITS_OWN = ("PYTHONPATH", "TMPDIR", "TORCHINDUCTOR_CACHE_DIR", "PYTEST_CURRENT_TEST")
+"""Variables that nothing has read before a fork sees its own."""
+
+
+class Forked(subprocess.Popen[bytes]):
+    """A child that is there already, with the state that ``Popen`` has once it has started one."""
+
+    def __init__(self, pid: int, stdin: Any = None) -> None:
+        vars(self).update(
+            pid=pid, args=f"fork {pid}", returncode=None, stdin=stdin, stdout=None, stderr=None, _input=None
+        )
+        vars(self).update(_child_created=True, _communication_started=False, _waitpid_lock=threading.Lock())
+
+
+class Zygote:
+    """Forks ``fwk serve``; ``start`` takes what a process of its own would be given."""
+
+    def __init__(self) -> None:
+        self._environment = dict(os.environ)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control, self._lock = ours, threading.Lock()
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        command = [sys.executable, "-P", __file__, str(theirs.fileno())]
+        with theirs:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, env=environment, pass_fds=[theirs.fileno()]
+            )
+
+    def serves(self, environment: Mapping[str, str]) -> bool:
+        """Whether what it has imported would be the same in such an environment."""
+        ours = self._environment
+        return all(ours.get(name) == environment.get(name) for name in {*ours, *environment} - {*OF_ITS_OWN})
+
+    def start(self, words: Sequence[str], environment: Mapping[str, str], log: int) -> subprocess.Popen[bytes]:
+        """``fwk`` with these words, as a child of this process; ``log`` is its standard error."""
+        asked = {"words": words, "environment": dict(environment), "folder": os.getcwd(), "parent": os.getpid()}
+        with self._lock, adopting_orphans():
+            socket.send_fds(self._control, [json.dumps(asked).encode()], [1, log])
+            return Forked(int(self._control.recv(64) or exit_of(self._process)))
+
+    def close(self) -> None:
+        self._control.close()
+        self._process.wait()
+
+
+def exit_of(process: subprocess.Popen[bytes]) -> int:
+    raise RuntimeError(f"the zygote ended with {process.wait()}")
+
+
+@contextlib.contextmanager
+def adopting_orphans() -> Iterator[None]:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    try:
+        yield
+    finally:
+        libc.prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
+
+def main(control: socket.socket) -> int:
+    """The zygote, and in each fork what it is there for."""
+    import fwk_server
+
+    dialects = [module.name for module in pkgutil.walk_packages(fwk_server.__path__, "fwk_server.")]
+    for name in (ENGINE, *MODULES, *(point.module for point in entry_points(group="fwk")), *dialects):
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
+    while True:
+        asked, descriptors, _, _ = socket.recv_fds(control, 1 << 20, 2)
+        if not asked:
+            return 0
+        if os.fork() == 0:
+            if os.fork():
+                os._exit(0)  # which leaves the other to the tests' process
+            return serve(json.loads(asked), descriptors, control)
+        os.wait()
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def serve(asked: Mapping[str, Any], descriptors: Sequence[int], control: socket.socket) -> int:
+    """Become what was asked for."""
+    while os.getppid() != asked["parent"]:
+        time.sleep(0.001)
+    for number, descriptor in enumerate(descriptors, 1):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    control.send(str(os.getpid()).encode())
+    control.close()
+    os.chdir(asked["folder"])
+    settle(asked["environment"])
+    sys.path[:0] = filter(None, asked["environment"].get("PYTHONPATH", "").split(os.pathsep))
+
+    import fwk.server.engine_process as module
+
+    setattr(module, "subprocess", SimpleNamespace(Popen=start_engine, PIPE=subprocess.PIPE))  # noqa: B010
+    from fwk.cli.main import main as run
+
+    return run(asked["words"])
+
+
+def settle(environment: Mapping[str, str]) -> None:
+    """What was read of another environment is read again."""
+    os.environ.clear()
+    os.environ.update(environment)
+    tempfile.tempdir = None
+    importlib.invalidate_caches()
+
+
+def start_engine(command: Sequence[str], env: Mapping[str, str], **settings: Any) -> Any:
+    """An engine as a fork; a process of its own once there are threads, of which a fork knows nothing."""
+    if command[-1] != ENGINE or len(os.listdir("/proc/self/task")) > 1:
+        return subprocess.Popen(command, env=env, **settings)
+    reading, writing = os.pipe()
+    if pid := os.fork():
+        os.close(reading)
+        return Forked(pid, os.fdopen(writing, "wb", 0))
+    os.dup2(reading, 0)
+    for number in [int(name) for name in os.listdir("/proc/self/fd")]:
+        if number > 2:
+            with contextlib.suppress(OSError):
+                os.close(number)
+    settle(env)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(write_through=True)  # type: ignore[union-attr]
+    os._exit(ended(importlib.import_module(ENGINE).main))
+
+
+def ended(run: Callable[[], int]) -> int:
+    """The exit code of a process that does this alone."""
+    try:
+        code = run()
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(socket.socket(fileno=int(sys.argv[1]))))
