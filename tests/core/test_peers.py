@@ -18,7 +18,7 @@ from fwk.errors import ConfigError, FwkError
 from fwk.plugins import build_config, option_owners, options
 from fwk.plugins.families import FAMILIES
 from fwk.plugins.options import called, flag, normal
-from fwk.plugins.peers import Argument, Peer, foreign, meant, peers, valued
+from fwk.plugins.peers import OURS, Argument, Peer, foreign, meant, peers, valued
 from fwk.plugins.selection import option_value
 from fwk_kit.cli.arguments import run as print_arguments
 from fwk_kit.cli.migrating import OF_COMMANDS, counts, page
@@ -27,6 +27,7 @@ from fwk_kit.testing.base import installed
 ROOT = Path(__file__).parents[2]
 PLUGINS = installed()
 NAMES = called(PLUGINS) | OF_COMMANDS
+OTHERS_SIZES = {"llama.cpp": 279, "TGI": 55, "vLLM": 277}
 PEERS = {peer.product: peer for peer in peers()}
 
 
@@ -62,12 +63,12 @@ def read(parser: Parser, *words: str) -> tuple[str, Config | None]:
 def test_every_argument_of_their_pages_is_there_once() -> None:
     # LightLLM 96, RTP-LLM 92, SGLang 266 and 8 second names of those: 454 in all.
     sizes = {product: sum(counts(peer, NAMES)) for product, peer in PEERS.items()}
-    assert sizes == {"LightLLM": 96, "RTP-LLM": 92, "SGLang": 274, "vLLM": sizes["vLLM"]}
+    assert sizes == OTHERS_SIZES | {"LightLLM": 96, "RTP-LLM": 92, "SGLang": 274}
     for peer in PEERS.values():
         names = [argument.name for argument in peer.arguments]
         assert len(names) == len(set(map(normal, names))), f"{peer.product} has a name twice"
         for argument in peer.arguments:
-            works = argument.kind == "works"
+            works = argument.kind in OURS
             assert (normal(argument.name) in NAMES) == works, f"{argument} stands in the wrong list"
 
 
@@ -77,12 +78,13 @@ def spellings(argument: Argument, tmp_path: Path) -> list[tuple[list[str], dict[
     text, name = " ".join(values), normal(argument.name)
     file = tmp_path / "options.yaml"
     file.write_text(f"{argument.name.lstrip('-')}: {as_yaml(values)}\n")
-    return [
+    line: list[tuple[list[str], dict[str, str]]] = [
         ([argument.name, *values], {}),
         ([f"{argument.name}={text}"] if len(values) == 1 else [argument.name, *values], {}),
-        (["--config", str(file)], {}),
-        ([], {f"FWK_{name.upper()}": text or "true"}),
     ]
+    if not argument.name.startswith("--"):  # -C is written on a command line alone
+        return line
+    return [*line, (["--config", str(file)], {}), ([], {f"FWK_{name.upper()}": text or "true"})]
 
 
 def as_yaml(values: list[str]) -> str:
@@ -98,15 +100,17 @@ ALONE = (
 )
 
 
+@pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.sweep)], ids=["some", "all"])
 @pytest.mark.parametrize("peer", PEERS.values(), ids=list(PEERS))
 def test_every_argument_as_its_page_types_it(
-    peer: Peer, parser: Parser, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    peer: Peer, step: int, parser: Parser, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """In each spelling, next to a model by flag; none of its values is taken for the model."""
-    for argument in peer.arguments:
-        if argument.name == "--config":
+    """In each spelling, next to a model by flag; none of its values is taken for the model. The gate takes one or no
+    spelling of an argument, another one of the next."""
+    for at, argument in enumerate(peer.arguments):
+        if argument.name == "--config" or argument.kind == "differs":
             continue
-        for words, variables in spellings(argument, tmp_path):
+        for words, variables in spellings(argument, tmp_path)[at % step :: step]:
             with monkeypatch.context() as patch:
                 for name, value in variables.items():
                     patch.setenv(name, value)
@@ -114,15 +118,21 @@ def test_every_argument_as_its_page_types_it(
                 said, config = read(parser, *([] if is_model else ["--model-path", "M"]), *words)
             case = f"{argument.product}: {words} {variables}: {said}"
             if argument.kind == "works":
-                option = normal(NAMES[normal(argument.name)].partition(" ")[0])
+                option = option_of(argument)
                 known = [f"--{option.replace('_', '-')} {argument.value}: {what}" for value, what in valued(option)]
                 assert re.search(ALONE, said) or said in known or (not said and is_set(config, option)), case
             elif argument.kind == "so":
                 assert config is not None and config.model.model == "M" and argument.what in said, case  # noqa: PT018
                 assert foreign(argument.name) is not None
+            elif argument.value.lower() in argument.so:
+                assert config is not None and re.search(r"[)] is so already$", said), case  # noqa: PT018
             else:
                 assert said.split(" (")[0].strip("-").replace("-", "_") == normal(argument.name), case
                 assert argument.what in said and len(said) < 300 and "\n" not in said, case  # noqa: PT018
+
+
+def option_of(argument: Argument) -> str:
+    return normal(NAMES[normal(argument.name)].partition(" ")[0])
 
 
 def is_set(config: Config | None, option: str) -> bool:
@@ -146,7 +156,7 @@ def test_sglangs_own_example_starts(parser: Parser, tmp_path: Path) -> None:
 
 def test_what_asks_for_nothing_that_is_not_so_is_accepted(parser: Parser) -> None:
     """A switch that is off, and the values that say what is so, of every argument that is else refused."""
-    for argument in (argument for peer in peers() for argument in peer.arguments if argument.kind != "works"):
+    for argument in (argument for peer in peers() for argument in peer.arguments if argument.kind not in OURS):
         values = [*argument.so, *(["false", "False"] if argument.is_switch else [])]
         for value in values:
             said, config = read(parser, "M", argument.name, value)
@@ -168,7 +178,16 @@ def test_what_asks_for_nothing_that_is_not_so_is_accepted(parser: Parser) -> Non
         (["M", "--reuse-cache", "often"], "unexpected argument 'often'"),
         (["--visual_gpu_ids", "0", "1", "2", "--model", "M"], "--visual_gpu_ids (LightLLM)"),
         (["-tp", "2", "-ep=2", "M"], ""),
-        (["-m", "M"], "unknown option -m: neither"),
+        (["-m", "M"], "-m (llama.cpp) is not needed or not taken here: --model is its name here"),
+        (["-zz", "M"], "unknown option -zz: neither"),
+        (["-fa", "-tp", "2", "M"], "-fa (llama.cpp) is not needed or not taken here: --attention-backend"),
+        (["-O3", "M"], "-O3 (vLLM) is known but not here yet: it waits for torch.compile"),
+        (["-pp=2", "M"], "-pp (vLLM) is known but not here yet"),
+        (["-ngl", "99", "M"], "-ngl 99 (llama.cpp) is so already"),
+        (["--no-enable-lora", "--no_log_requests", "M"], ""),
+        (["--no-enable-sleep-mode", "M"], ""),
+        (["--no-trust-remote-code", "M"], "--trust-remote-code false (SGLang) is as if it were left out"),
+        (["--no-attention-backend", "M"], "unknown option --no-attention-backend"),
         (["M", "--mm-processor-kwargs", "{a"], "--mm-processor-kwargs: not JSON: Expecting"),
         (["M", "--preferred-sampling-params", "{a"], "--preferred-sampling-params: not JSON: Expecting"),
         (["M", "--hf-overrides", "[1]"], "--json-model-override-args: must be a JSON object"),
@@ -215,7 +234,7 @@ def test_the_page_is_the_generated_one(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_the_page_of_features_has_the_counts() -> None:
     same, other, so, said, wait = (
-        sum(n) for n in zip(*(counts(PEERS[p], NAMES) for p in PEERS if p != "vLLM"), strict=True)
+        sum(n) for n in zip(*(counts(PEERS[p], NAMES) for p in PEERS if p not in OTHERS_SIZES), strict=True)
     )
     text = (
         f"{same} work as they are, {other} as another name of ours, {so} ask for what is so, {said} are not needed or "

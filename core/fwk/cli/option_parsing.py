@@ -20,7 +20,7 @@ from fwk.config.files import read_text
 from fwk.errors import ConfigError
 from fwk.plugins import PluginSet, option_owners
 from fwk.plugins.options import flag, normal, switches
-from fwk.plugins.peers import FALSE, TRUE, foreign
+from fwk.plugins.peers import FALSE, TRUE, Argument, foreign
 
 ESSENTIAL = (
     "served_model_name", "dtype", "quantization", "context_length", "tensor_parallel_size", "attention_backend",
@@ -31,7 +31,7 @@ ESSENTIAL = (
 MAX_NAME = 42
 """Characters of a flag with its value in the short help."""
 
-_SHORT = re.compile("-[a-z]+")
+_SHORT, _FLAG = re.compile(r"-[a-zA-Z][a-zA-Z-]*\d?"), re.compile("-($|-|[a-zA-Z])")
 
 PREFIX = "FWK_"
 """Of variables that give options."""
@@ -188,23 +188,26 @@ def type_name(annotation: Any) -> str:
 def parse(parser: Parser, argv: Sequence[str]) -> tuple[argparse.Namespace, list[str], dict[str, str]]:
     """Parse, taking underscores in flags for dashes; returns what was not understood too, and other servers' arguments.
 
-    A switch takes the next word only if that says true or false: what follows it is else the model.
+    A switch takes the next word only if that says true or false: what follows it is else the model. vLLM writes
+    ``--no-enable-lora`` for ``--enable-lora false``.
     """
     words: list[str] = []
     others: dict[str, str] = {}
     left = list(argv)
     while left:
         name, equals, value = left.pop(0).partition("=")
-        if _SHORT.match(name) and (parser.option_of(f"-{name}") or foreign(f"-{name}")):
+        if _SHORT.fullmatch(name) and (parser.option_of(f"-{name}") or foreign(f"-{name}")):
             name = f"-{name}"  # vLLM's -tp is --tp
         if not name.startswith("--"):
             words.append(name + equals + value)
             continue
         name = name.replace("_", "-")
-        action = parser.option_of(name)
-        other = foreign(name) if action is None else None
-        is_switch = action.nargs == "?" if action is not None else other is not None and other.is_switch
-        if not equals and left and (left[0].lower() in TRUE | FALSE if is_switch else other and left[0][:2] != "--"):
+        opposite = name.replace("--no-", "--", 1)
+        if not equals and not any(_known(parser, name)) and _known(parser, opposite)[1]:
+            name, equals, value = opposite, "=", "false"
+        other, is_switch = _known(parser, name)
+        word = left[0] if left and not equals else "-"
+        if word.lower() in TRUE | FALSE if is_switch else other and not _FLAG.match(word):
             equals, value = "=", left.pop(0)
         if is_switch and not equals:
             equals, value = "=", "true"
@@ -213,6 +216,12 @@ def parse(parser: Parser, argv: Sequence[str]) -> tuple[argparse.Namespace, list
         else:
             words.append(name + equals + value)
     return (*parser.parse_known_args(words), others)
+
+
+def _known(parser: Parser, name: str) -> tuple[Argument | None, bool]:
+    """Another server's argument that is no option here, and whether the name is a switch's, here or there."""
+    action, other = parser.option_of(name), foreign(name)
+    return (None, action.nargs == "?") if action is not None else (other, other is not None and other.is_switch)
 
 
 def read_environment(parser: Parser, environment: Mapping[str, str]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Arguments of other servers: which work here, and a sentence for each that does not.
 
-The tables next to this module hold every argument of LightLLM's, SGLang's and RTP-LLM's argument pages, and vLLM's most
-used ones, as those pages type them. ``docs/migrating.md`` is made from them, and an unknown flag is looked up there.
+The tables next to this module hold the arguments of LightLLM's, llama.cpp's, RTP-LLM's, SGLang's, TGI's and vLLM's
+pages as those type them. ``docs/migrating.md`` is made from them, and an unknown flag is looked up there.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ TABLES = Path(__file__).with_name("peers")
 VALUES = Path(__file__).with_name("peer_values.toml")
 TRUE, FALSE = frozenset(("true", "1", "yes", "on")), frozenset(("false", "0", "no", "off"))
 """Words of a switch."""
+OURS = frozenset(("works", "differs"))
+"""Kinds of arguments whose names are options here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +27,8 @@ class Argument:
 
     value: an example of what it is given, of that server's page; empty: it is a switch.
     kind: ``works`` (accepted here, by this name or with it as another name of ours), ``so`` (what it asks for is always
-    so), ``says`` (not needed or not taken) or ``waits`` (for a plugin or hardware). what: the reason, or what for.
+    so), ``says`` (not needed or not taken), ``waits`` (for a plugin or hardware) or ``differs`` (accepted here, for
+    something else). what: the reason, or what for.
     so: values by which one that is not taken asks for nothing that is not so.
     """
 
@@ -79,7 +82,7 @@ def peers() -> tuple[Peer, ...]:
 def foreign(name: str) -> Argument | None:
     """Another server's argument that is no option here, by its name in any spelling; None when it is nobody's."""
     wanted = _plain(name)
-    found = [a for peer in peers() for a in peer.arguments if a.kind != "works" and _plain(a.name) == wanted]
+    found = [a for peer in peers() for a in peer.arguments if a.kind not in OURS and _plain(a.name) == wanted]
     return next((argument for argument in found if argument.name == name), found[0] if found else None)
 
 
@@ -128,7 +131,7 @@ def _read(path: Path) -> Peer:
         return Argument(product, name, value, kind, what, so)
 
     found = [argument(typed, "works") for typed in table["works"]]
-    for kind in ("so", "says", "waits"):
+    for kind in ("so", "says", "waits", "differs"):
         for entry in table.get(kind, ()):
             so = tuple(entry.get("so", ()))
             found += [argument(typed, kind, entry["what"], so) for typed in entry["arguments"]]
