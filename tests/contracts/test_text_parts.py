@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from tests.helpers.images import PREPROCESSOR, VISION, encoded, noise
+from tests.helpers.sounds import sound, wav
 
+from fwk.interfaces.dialect import TextTools
 from fwk.interfaces.multimodal import MediaItem
 from fwk_kit.testing import (
     GrammarBackendSuite,
@@ -12,6 +14,7 @@ from fwk_kit.testing import (
     ReasoningParserSuite,
     ToolParserSuite,
 )
+from fwk_kit.testing.fake_frontend import ByteText
 from fwk_kit.testing.serving import TINY
 
 
@@ -41,6 +44,42 @@ class TestQwenVL(MultimodalProcessorSuite):
     prompt = (1, 300, 5)
     config = {**TINY, "vision_config": {"patch_size": 4}, "image_token_id": 300}
     processor_config = {"patch_size": 4, "min_pixels": 64, "max_pixels": 1024}
+
+
+class TestInternVL(MultimodalProcessorSuite):
+    plugin = "internvl"
+    samples = (MediaItem("image", encoded(noise(1))), MediaItem("image", encoded(noise(2, 16, 40), "JPEG")))
+    prompt = (1, 300, 5)
+    config = {**TINY, "vision_config": {"patch_size": 4, "image_size": 16}, "image_token_id": 300}
+    processor_config = {"size": {"height": 16, "width": 16}}
+
+
+class TestQwen2Audio(MultimodalProcessorSuite):
+    plugin = "qwen2_audio"
+    samples = (MediaItem("audio", wav(sound(1))), MediaItem("audio", wav(sound(2, 0.3, 8000), 8000)))
+    prompt = (1, 300, 5)
+    config = {**TINY, "audio_config": {"num_mel_bins": 16}, "audio_token_index": 300}
+    processor_config = {"feature_size": 16, "chunk_length": 2}
+
+
+class Marks(ByteText):
+    """A token for each byte, and for each mark."""
+
+    def encode(self, text: str, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
+        if text.startswith("[IMG_"):
+            return [301 + ("END" in text)]
+        return super().encode(text, add_special_tokens, parse_special)
+
+
+class TestMistral3(MultimodalProcessorSuite):
+    plugin = "mistral3"
+    samples = (MediaItem("image", encoded(noise(1))), MediaItem("image", encoded(noise(2, 16, 40), "JPEG")))
+    prompt = (1, 300, 5)
+    config = {**TINY, "vision_config": {"patch_size": 4}, "image_token_index": 300}
+    processor_config = {"size": {"longest_edge": 48}}
+
+    def text(self) -> TextTools:
+        return Marks()
 
 
 class TestTemperature(LogitsProcessorSuite):

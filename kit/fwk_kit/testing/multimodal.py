@@ -76,8 +76,6 @@ class MultimodalProcessorSuite(PluginSuite):
             assert piece.start >= end, "pieces overlap, or are not in the order of their tokens"
             assert piece.length > 0
             end = piece.start + piece.length
-            marks = set(made.token_ids[piece.start : end])
-            assert len(marks) == 1, "the tokens that rows take the place of are not all the same"
             assert piece.arrays
             assert all(isinstance(array, np.ndarray) for array in piece.arrays.values())
         assert end <= len(made.token_ids)

@@ -50,6 +50,7 @@ UNKNOWN = {
 NESTED = {
     "Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration", "LlavaForConditionalGeneration",
     "Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration", "Qwen3VLForConditionalGeneration",
+    "InternVLForConditionalGeneration", "Mistral3ForConditionalGeneration", "Qwen2AudioForConditionalGeneration",
 }  # fmt: skip
 SAME = {
     "BertForSequenceClassification": "BertModel", "HF_ColBERT": "BertModel", "RWForCausalLM": "FalconForCausalLM",
@@ -230,7 +231,8 @@ def outcome(spec: ConfiguredSpec, architecture: str, raw: Mapping[str, Any]) -> 
 
 
 OUTSIDE = {"Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration", "Idefics3ForConditionalGeneration",
-           "SmolVLMForConditionalGeneration", "Qwen3VLForConditionalGeneration"}  # fmt: skip
+           "SmolVLMForConditionalGeneration", "Qwen3VLForConditionalGeneration", "InternVLForConditionalGeneration",
+           "Mistral3ForConditionalGeneration"}  # fmt: skip
 """Of these the outer config says whether the head is the embedding; of Llama 4 the inner one, of others either."""
 
 
@@ -239,11 +241,18 @@ def test_a_nested_config_says_in_one_place_whether_the_head_is_the_embedding(spe
     for architecture in {*OUTSIDE, *NESTED, "Llama4ForConditionalGeneration"}:
         for outer, inner in itertools.product((None, True, False), repeat=2):
             raw: dict[str, Any] = {"tie_word_embeddings": outer, "text_config": {"tie_word_embeddings": inner}}
-            raw |= {"vision_config": {}, "architectures": [architecture]}
+            raw |= {"vision_config": {}, "audio_config": {}, "architectures": [architecture]}
             config = ModelConfig.from_dict(specs[architecture].normalised(raw), "config.json")
             wanted = (
                 outer if architecture in OUTSIDE else inner if architecture.startswith("Llama4") else outer or inner
             )
+            if architecture == "Qwen2AudioForConditionalGeneration":
+                wanted = False  # whatever is said
+            if outer is None and architecture in (
+                "InternVLForConditionalGeneration",
+                "Mistral3ForConditionalGeneration",
+            ):
+                wanted = True
             assert config.tie_word_embeddings == bool(wanted), (architecture, outer, inner)
 
 

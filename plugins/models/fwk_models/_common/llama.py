@@ -14,13 +14,6 @@ if TYPE_CHECKING:
     from fwk.types import ForwardBatch
 
 
-QKV_BIASED = frozenset({
-    "Qwen2ForCausalLM", "Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration",
-    "Qwen2AudioForConditionalGeneration",
-})  # fmt: skip
-"""Architectures with a bias on q, k and v alone, which no key of their config says."""
-
-
 class LlamaDecoder(Decoder):
     """The decoder as it is, with the attention below."""
 
@@ -41,9 +34,12 @@ class LlamaAttention:
     def __init__(self, context: ModelContext, rotary: RotaryEmbedding, prefix: str, index: int) -> None:
         config = context.config
         bias = bool(config.raw.get("attention_bias", False))
-        always_biased = config.architecture in QKV_BIASED
+        # Qwen2 has one on q, k and v only, and no key says so.
+        is_qwen2 = config.architecture == "Qwen2ForCausalLM" or config.raw.get("text_kind") == "qwen2"
         self.rotary = rotary
-        self.qkv = self.only_reader = QKVLinear(context, prefix, bias=bias or always_biased)
+        self.qkv = self.only_reader = QKVLinear(
+            context, prefix, bias=bias or is_qwen2
+        )  # on q, k and v only, and no key says so
         self.output = RowParallelLinear(
             context,
             f"{prefix}.o_proj",

@@ -34,7 +34,7 @@ class Qwen2AudioSpec(ConfiguredSpec):
         return super().normalised({**raw, **text, "audio_config": {**EARS, **audio}, **outer})
 
     def derived(self, config: Config, architecture: str) -> Config:
-        return with_rope(with_later_windows(config))
+        return {**with_rope(with_later_windows(config)), "text_kind": "qwen2", "tie_word_embeddings": False}
 
 
 @hookimpl

@@ -37,7 +37,7 @@ class Qwen2VLSpec(PlanesSpec):
         return {**EYES[architecture], **raw}
 
     def derived(self, config: Config, architecture: str) -> Config:
-        return super().derived(with_later_windows(config), architecture)
+        return super().derived({**with_later_windows(config), "text_kind": "qwen2"}, architecture)
 
 
 @hookimpl

@@ -48,7 +48,7 @@ def decode(item: MediaItem, max_seconds: float) -> np.ndarray:
             f"{item.name} is no WAV, MP3, FLAC, Ogg, M4A or WebM file, or its beginning is damaged: convert it",
             item.name,
         )
-    found = _plain_wav(item.data, max_seconds) if kind == "wav" else None
+    found = _plain_wav(item, max_seconds) if kind == "wav" else None
     samples = _by_library(item, kind, max_seconds) if found is None else found
     if len(samples) > max_seconds * RATE:
         raise InvalidRequest(
@@ -58,12 +58,14 @@ def decode(item: MediaItem, max_seconds: float) -> np.ndarray:
     return samples
 
 
-def _plain_wav(data: bytes, max_seconds: float) -> np.ndarray | None:
-    """Of whole numbers or floats, as most are; None for all others, and what is damaged."""
-    found = _chunks(data)
-    if found is None or data[:4] != b"RIFF":
+def _plain_wav(item: MediaItem, max_seconds: float) -> np.ndarray | None:
+    """Of whole numbers or floats, as most are; None for all others, and what has no such head."""
+    found = _chunks(item.data)
+    if found is None or item.data[:4] != b"RIFF":
         return None
-    form, body = found
+    form, body, size = found
+    if len(body) < size < UNKNOWN:
+        raise InvalidRequest(f"{item.name}: the sound is damaged or cut short; send the whole file", item.name)
     code, channels, rate, _, align, bits = struct.unpack("<HHIIHH", form[:16])
     if code == 0xFFFE and len(form) >= 26:  # extensible: the format's own code follows
         code = struct.unpack("<H", form[24:26])[0]
@@ -88,15 +90,19 @@ def _plain_wav(data: bytes, max_seconds: float) -> np.ndarray | None:
     return resampled(samples.reshape(-1, channels).mean(1, dtype=np.float32), rate)
 
 
-def _chunks(data: bytes) -> tuple[bytes, bytes] | None:
-    """``fmt`` and ``data`` of a RIFF file."""
+UNKNOWN = 0x7FFF_0000
+"""What is written as a length while a file is written, and stays where it was a stream, is at least this."""
+
+
+def _chunks(data: bytes) -> tuple[bytes, bytes, int] | None:
+    """``fmt`` and ``data`` of a RIFF file, and how long the latter is said to be."""
     form, at = b"", 12
     while at + 8 <= len(data):
         name, size = struct.unpack("<4sI", data[at : at + 8])
         if name == b"fmt ":
             form = data[at + 8 : at + 8 + size]
         elif name == b"data":
-            return (form, data[at + 8 : at + 8 + size]) if len(form) >= 16 else None
+            return (form, data[at + 8 : at + 8 + size], size) if len(form) >= 16 else None
         at += 8 + size + size % 2
     return None
 
