@@ -105,11 +105,12 @@ def test_plateaus_and_far_apart_logits(params: SamplingParams) -> None:
 
 
 @interpreted
-def test_a_pick_is_the_same_in_any_batch() -> None:
+@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.sweep)])
+def test_a_pick_is_the_same_in_any_batch(every: int) -> None:
     logits = torch.randn(28, 6000, generator=torch.Generator().manual_seed(3)) * 2
     positions = np.arange(28) * 5
     together = pick(logits, EVERY, positions)
-    for i in range(0, 28, 3):
+    for i in range(0, 28, every):
         assert pick(logits[i : i + 1], [EVERY[i % len(EVERY)]], positions[i : i + 1]).item() == together[i]
 
 
