@@ -19,6 +19,12 @@ class TestPromptLogprobs(FeatureSuite):
     fields: ClassVar[Mapping[str, Any]] = {"prompt_logprobs": 2}
 
 
+class TestPooling(FeatureSuite):
+    """Requests to a model that generates; vectors are in tests/plugins/models."""
+
+    plugin = "pooling"
+
+
 class TestMedia(FeatureSuite):
     """Requests without any; images are in tests/e2e/test_images.py."""
 

@@ -53,7 +53,6 @@ def test_the_short_way_is_the_long_one(seed: int) -> None:
         SequenceResult(0, [3], is_complete=True),
         SequenceResult(0, []),
         SequenceResult(0, [3], features={"probe": msgspec.Raw(b"\xc0")}),
-        SequenceResult(0, [3], embedding=b""),
     ],
 )
 def test_what_says_more_takes_the_long_way(result: SequenceResult) -> None:

@@ -63,18 +63,6 @@ class ModelOptions(Options):
         turns={"is-embedding": "embed", "use-reward-model": "classify"},
         stability="beta",
     )
-    pooling_type: Literal["auto", "mean", "cls", "last", "token"] = option(
-        "auto",
-        "How a model that does not generate makes a vector of hidden states: mean, cls (the first), last, or token (a "
-        "vector of each); auto: as the checkpoint says, else the last of a decoder and the mean of an encoder.",
-        stability="beta",
-    )
-    classifier_from_token: tuple[str, ...] = option(
-        (),
-        "With --task classify, a model that generates scores by its logits of one token, or of the second less the "
-        "first: no yes.",
-        stability="beta",
-    )
     weights_cache: str = option(
         "auto",
         "Folder that keeps weights as the CPU's kernels read them, so that the next start maps them; auto: "

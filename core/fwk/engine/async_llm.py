@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar, cast
 
-import numpy as np
-
 from fwk.engine.completion import Completion, Following, Key
 from fwk.engine.llm import LLM, Prompt
 from fwk.errors import EngineDead, FwkError
@@ -155,13 +153,9 @@ class AsyncLLM:
         async for text in self._pieces(partial(_chat_inputs, messages, sampling, template)):
             yield text
 
-    async def embed(self, texts: Prompt | Sequence[Prompt]) -> np.ndarray:
-        """Embeddings of texts, as ``LLM.embed`` makes them; calls are computed one after another."""
-        return await self._do(lambda llm: llm.embed(texts, use_tqdm=False))
-
-    async def call_feature(self, feature: str, operation: str, *args: Any) -> Any:
-        """Run an operation of a feature, as ``LLM.call_feature`` does."""
-        return await self._do(lambda llm: llm.call_feature(feature, operation, *args))
+    async def call_feature(self, feature: str, operation: str, *args: Any, **fields: Any) -> Any:
+        """Run an operation of a feature, as ``LLM.call_feature`` does; they are run one after another."""
+        return await self._do(lambda llm: llm.call_feature(feature, operation, *args, **fields))
 
     def __getattr__(self, name: str) -> Any:
         """The methods that features add, to be awaited."""

@@ -33,6 +33,8 @@ class Completion:
     accepted_draft_tokens: int = 0
     hidden_states: list[bytes] = field(default_factory=list[bytes])
     """Of each token of the prompt and of the output but its last, if asked for: float32 numbers, little-endian."""
+    vector: bytes | None = None
+    """Of an input that nothing follows: float32 numbers, little-endian."""
 
     def __repr__(self) -> str:
         text = self.text if len(self.text) <= _SHOWN else self.text[: _SHOWN - 3] + "..."
@@ -81,6 +83,7 @@ class Following:
             text, token_ids = delta.text, delta.token_ids
             done.hidden_states += delta.hidden_states or ()
             done.prompt_logprobs = done.prompt_logprobs or delta.prompt_logprobs
+            done.vector = delta.vector
             has_ended = delta.finish_reason is not None and reason is None
         done.text += text
         done.token_ids.extend(token_ids)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast, overload
-
-import numpy as np
 
 from fwk.config import Config, ServerOptions
 from fwk.engine.completion import Completion, Following, Key
@@ -18,7 +17,7 @@ from fwk.engine.progress import offline_bar
 from fwk.errors import ConfigError, InvalidRequest, RequestFailed
 from fwk.features.declared import refuse_without_server
 from fwk.features.server import at_once, build_server_features, check_fields, method_owner, own_fields, run
-from fwk.interfaces.dialect import EmbedInput, GenerateInput, PlacedInput, check_task
+from fwk.interfaces.dialect import AnyInput, GenerateInput, Input, PlacedInput, check_task
 from fwk.interfaces.feature import ServerPartContext
 from fwk.interfaces.multimodal import MediaItem
 from fwk.plugins import PluginSet, discover
@@ -28,7 +27,7 @@ from fwk.process.progress import ProgressBar, set_up_progress
 from fwk.setup.checkpoint import open_model
 from fwk.setup.resolve import resolve
 from fwk.setup.sampling_defaults import sampling_defaults
-from fwk.text import check_embed_input, model_text, prepare_input
+from fwk.text import model_text, prepare_input
 from fwk.text.grammars import Grammars
 from fwk.text.media import (
     MediaPlacer,
@@ -42,7 +41,6 @@ from fwk.text.media import (
 )
 from fwk.types import Request, SamplingParams, Task, TokenEvent, cache_namespace
 from fwk.types.beam_search import Beam, BeamSearch, EarlyStopping
-from fwk.types.sampling import NOTHING_FOLLOWS
 
 Prompt = str | list[int]
 Conversation = Sequence[Mapping[str, Any]]
@@ -87,7 +85,6 @@ class LLM:
         setup = resolve(config, opened, plugins)
         self.opened_path = opened.path
         self._task: Task = opened.task
-        self._vector_size = opened.served.vector_size
         self.text = model_text(opened.checkpoint, config.model, opened.config.vocab_size)
         vocab_size, eos = opened.config.vocab_size, opened.eos_token_ids
         self.default_sampling = sampling_defaults(config.model, opened.checkpoint.generation_config(), vocab_size)
@@ -98,7 +95,15 @@ class LLM:
         self._grammars.use(self._chosen.get("grammar", "none"))
         self.engine: Engine = build_engine(config, plugins, setup)
         self._ids = itertools.count()
-        context = functools.partial(ServerPartContext, model_name=config.model.model, text=self.text, has_admin=False)
+        context = functools.partial(
+            ServerPartContext,
+            model_name=config.model.model,
+            text=self.text,
+            has_admin=False,
+            task=opened.task,
+            prompts=opened.served.prompts,
+            compute=self.compute,
+        )
         self._parts = build_server_features(setup.factory, context, self._ask_feature)
         at_once(self._parts.ready())
         self._media_limits = media_limits(config.model, opened.served.media)
@@ -113,7 +118,7 @@ class LLM:
         plugins = ", ".join(
             f"{family} {chosen[family]}" for family in ("models", "attention", "quant") if family in chosen
         )
-        room = "" if self._vector_size else f", {info.num_blocks * info.block_size} tokens of KV cache"
+        room = "" if self._task != "generate" else f", {info.num_blocks * info.block_size} tokens of KV cache"
         return (
             f"LLM({self.config.model.model!r}: {self._task}, {info.max_model_len} tokens of context{room}; {plugins})"
         )
@@ -181,9 +186,7 @@ class LLM:
         with offline_bar("prompts", None, use_tqdm) as progress:
             yield from self._run(items, progress, False)
 
-    def _run(
-        self, items: Iterable[GenerateInput], progress: ProgressBar, keeps_all: bool
-    ) -> Iterator[list[Completion]]:
+    def _run(self, items: Iterable[AnyInput], progress: ProgressBar, keeps_all: bool) -> Iterator[list[Completion]]:
         """Complete checked inputs, a bounded number at a time, in their order.
 
         keeps_all: those that have ended before their turn to be given out are not counted.
@@ -285,72 +288,11 @@ class LLM:
         found = self.generate(ids, sampling, media=media if any(media) else (), **fields)
         return found[0] if is_one else found
 
-    def embed(self, texts: Prompt | Sequence[Prompt], use_tqdm: bool | None = None) -> np.ndarray:
-        """Embeddings of texts (or token ids): [num_texts, size] float32, in the texts' order.
-
-        Of a model that makes a vector of each token: [num_tokens, size], one text's after another. Raises
-        ``InvalidRequest`` before anything runs when a text is wrong, or when the model generates text.
-        """
-        check_task(self.config.model.model, self._task, "embed")
-        return self._vectors([self._embed_input(text) for text in _as_list(texts)], use_tqdm)
-
-    def classify(self, texts: Prompt | Sequence[Prompt]) -> np.ndarray:
-        """What a classifier or a reward model makes of texts (or token ids), before any softmax or sigmoid.
-
-        Returns [num_texts, num_labels] float32. Raises as ``embed`` does.
-        """
-        check_task(self.config.model.model, self._task, "classify")
-        return self._vectors([self._embed_input(text) for text in _as_list(texts)])
-
-    def classify_pairs(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
-        """The same of pairs of texts, each read as one input, as cross-encoders do: query and document."""
-        check_task(self.config.model.model, self._task, "classify")
-        return self._vectors([self._pair(*pair) for pair in pairs])
-
-    def _embed_input(self, text: Prompt) -> EmbedInput:
-        return EmbedInput(self.text.encode(text) if isinstance(text, str) else list(text))
-
-    def _pair(self, first: str, second: str) -> EmbedInput:
-        ids, start = self.text.encode_pair(first, second)
-        return EmbedInput(ids, segment_start=start)
-
-    def _vectors(self, items: Sequence[EmbedInput], use_tqdm: bool | None = None) -> np.ndarray:
-        info = self.engine.info
-        lengths = {"max_model_len": info.max_model_len, "vocab_size": info.vocab_size}
-        items = [check_embed_input(item, **lengths, limits=self.text.limits) for item in items]
-        found: list[np.ndarray | None] = [None] * len(items)
-        running: dict[str, int] = {}  # index among the items, by request
-        rest = iter(enumerate(items))
-        most = READ_AHEAD * self.config.engine.max_running_requests
-        try:
-            with offline_bar("texts", len(items), use_tqdm) as progress:
-                while True:
-                    while len(running) < most and (one := next(rest, None)) is not None:
-                        running[self._submit_embed(one[1])] = one[0]
-                    if not running:
-                        break
-                    for event in self.engine.step():
-                        if event.request_id in running:
-                            if event.embedding is None:
-                                raise RequestFailed(event.error or "the engine made no embedding")
-                            found[running.pop(event.request_id)] = np.frombuffer(event.embedding, "<f4")
-                            progress.add()
-        finally:
-            for request_id in running:  # one failed: the others are not waited for
-                self.engine.abort(request_id)
-        size = self._vector_size
-        return np.concatenate([vector.reshape(-1, size) for vector in found if vector is not None])
-
-    def _submit_embed(self, item: EmbedInput) -> str:
-        request = Request(
-            request_id=f"llm-{next(self._ids)}",
-            prompt_token_ids=item.token_ids,
-            sampling=NOTHING_FOLLOWS,
-            segment_start=item.segment_start,
-        )
-        for event in self.engine.add(request):
-            raise InvalidRequest(event.error or "the engine refused the request")
-        return request.request_id
+    def compute(self, items: Sequence[AnyInput], use_tqdm: bool | None = None) -> list[Completion]:
+        """What comes of inputs that nothing follows. Raises ``InvalidRequest`` before anything runs."""
+        checked = [self._checked(item) for item in items]
+        with offline_bar("texts", len(checked), use_tqdm) as progress:
+            return [done for group in self._run(checked, progress, True) for done in group]
 
     def stream(self, prompt: Prompt, sampling: SamplingParams | None = None, **fields: Any) -> Iterator[str]:
         """Complete one prompt, giving out its text as it comes. Leaving the iterator aborts the request."""
@@ -367,14 +309,17 @@ class LLM:
             if running:
                 self.engine.abort(*key)
 
-    def call_feature(self, feature: str, operation: str, *args: Any) -> Any:
+    def call_feature(self, feature: str, operation: str, *args: Any, **fields: Any) -> Any:
         """Run an operation of a feature's server part, or else of its engine part, or of its parts in the workers.
 
         Raises ``InvalidRequest`` for a feature that is not on, or that refuses.
         """
         self._parts.require(feature, operation)
         own = self._parts.operation(feature, operation)
-        return self.engine.call_feature(feature, operation, args) if own is None else run(own(*args))
+        if own is None:
+            return self.engine.call_feature(feature, operation, args)
+        found = own(*args, **fields)
+        return run(found) if inspect.isawaitable(found) else found
 
     async def _ask_feature(self, feature: str, operation: str, *args: Any) -> list[Any]:
         return [self.engine.call_feature(feature, operation, args)]
@@ -403,7 +348,6 @@ class LLM:
         check_fields(fields, "LLM.generate")
         spread = [_spread(name, given, len(many)) for name, given in fields.items()]
         check_task(self.config.model.model, self._task, "generate")
-        info = self.engine.info
         inputs: list[GenerateInput] = []
         if media and len(media) != len(many):
             raise InvalidRequest(f"{len(many)} prompts, but media of {len(media)}", "media")
@@ -416,12 +360,16 @@ class LLM:
                 placed = self._place(ids, own)
                 media_fields = {"media": placed.media, "payload": placed.payload}
                 item = replace(item, prompt_token_ids=placed.token_ids, **media_fields)
-            lengths = {"max_model_len": info.max_model_len, "vocab_size": info.vocab_size}
-            item = prepare_input(item, self.text, **lengths, limits=self.text.limits)
-            self._parts.check(item)
-            inputs.append(item)
+            inputs.append(self._checked(item))
             self._grammars.check(params.grammar)
         return inputs
+
+    def _checked(self, item: Input) -> Input:
+        info = self.engine.info
+        lengths = {"max_model_len": info.max_model_len, "vocab_size": info.vocab_size}
+        item = prepare_input(item, self.text, **lengths, limits=self.text.limits)
+        self._parts.check(item)
+        return item
 
     def _place(self, token_ids: list[int], items: Sequence[MediaItem]) -> PlacedInput:
         """Put media into a prompt, in this process: ``fwk serve`` does it in one that can be killed."""
@@ -431,7 +379,7 @@ class LLM:
         placed = self._placer().place(token_ids, items, payload.path)
         return PlacedInput(placed.token_ids, placed.media, payload)
 
-    def submit(self, item: GenerateInput) -> dict[Key, Following]:
+    def submit(self, item: AnyInput) -> dict[Key, Following]:
         """Queue a checked input: its sequences. Events of ``engine.step`` are to be handed to them."""
         parts = self._parts.open(item, waits=False)
         if parts is not None:

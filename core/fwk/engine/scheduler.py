@@ -542,7 +542,6 @@ class Scheduler:
             sequence.request.sampling,
             sequence.seed(self.limits.seed),
             self._kv_blocks.window_ids(sequence, len(sequence.blocks)),
-            sequence.request.segment_start,
             sequence.state_source,
             sequence.request.num_encoder_tokens,
             features.new(sequence, sequence.parts) if sequence.parts else {},

@@ -19,7 +19,6 @@ class SequenceUpdate:
     num_accepted_drafts: int = 0
     logprobs: list[TokenLogprobs] | None = None
     is_complete: bool = False
-    embedding: bytes | None = None
     error: str | None = None
     is_refusal: bool = False
 
@@ -35,7 +34,6 @@ class SequenceUpdate:
             self.logprobs,
             self.error,
             self.is_complete,
-            self.embedding,
             self.is_refusal,
             sequence.num_drafts,
             sequence.num_accepted_drafts,
@@ -58,7 +56,7 @@ def plain_event(
     tokens, drafted = result.token_ids, scheduled.draft_token_ids
     if not tokens or result.error is not None or result.is_complete or (drafted and has_states):
         return None
-    if result.logprobs is not None or result.embedding is not None or result.features:
+    if result.logprobs is not None or result.features:
         return None
     ending = sequence.ending_ids
     if ending is None:
@@ -97,7 +95,7 @@ def append(
 
     has_states: of recurrent layers. Where a draft was rejected, nothing of the step counts as computed.
     """
-    update = SequenceUpdate([], embedding=result.embedding)
+    update = SequenceUpdate([])
     if scheduled.draft_token_ids:
         update.num_accepted_drafts = len(result.token_ids) - 1
         num_rejected = len(scheduled.draft_token_ids) - update.num_accepted_drafts

@@ -7,7 +7,8 @@ from typing import Any
 
 from fwk.config import Config
 from fwk.errors import ConfigError
-from fwk.interfaces.feature import FeatureRun, FeatureSpec
+from fwk.interfaces.feature import FeatureRun, FeatureSpec, PromptModel, PromptsServed
+from fwk.interfaces.loader import Checkpoint
 from fwk.plugins import PluginFactory, PluginSet, Registered, choose, taking_part
 from fwk.plugins.options import flag
 from fwk.plugins.pools import refuse_pools, turned_on_by
@@ -25,6 +26,23 @@ def declared(factory: PluginFactory) -> Iterator[tuple[Registered, FeatureSpec, 
 def moved_by(factory: PluginFactory) -> str:
     """Why K/V leave an engine or come from elsewhere (``FeatureSpec.moves_blocks``); empty: they do not."""
     return next((spec.moves_blocks for _, spec, _ in declared(factory) if spec.moves_blocks), "")
+
+
+def made_for(factory: PluginFactory, checkpoint: Checkpoint) -> str:
+    """The task that a checkpoint says it was made for; empty: it does not say."""
+    return next((task for _, spec, _ in declared(factory) if (task := spec.made_for(checkpoint))), "")
+
+
+def prompts_served(factory: PluginFactory, model: PromptModel) -> PromptsServed:
+    """What a feature makes of a model's prompts. Raises ``ConfigError``, also where none is on that makes anything."""
+    found = (spec.serves(model, options) for _, spec, options in declared(factory))
+    made = next((one for one in found if one is not None), None)
+    if made is None:
+        raise ConfigError(
+            f"--task {model.task}: no feature that is installed and on makes anything of the prompts of {model.name}, "
+            "which does not generate for it (fwk plugins list): install one, or serve it with --task generate"
+        )
+    return made
 
 
 def check_run(factory: PluginFactory, run: FeatureRun) -> None:

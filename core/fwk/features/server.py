@@ -96,7 +96,7 @@ class ServerFeatures:
         parts = [(one.item.name, one.part.max_seconds, own) for one, own in found]
         return RequestFeatures(parts, self.events, waits=waits)
 
-    def operation(self, feature: str, name: str) -> Callable[..., Awaitable[Any]] | None:
+    def operation(self, feature: str, name: str) -> Callable[..., Any] | None:
         """What a server part does by a name; None where it has none."""
         found = next((one.part for one in self._built if one.item.name == feature), None)
         return None if found is None else found.operations().get(name)

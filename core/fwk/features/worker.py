@@ -167,7 +167,10 @@ def put_results(made: Made, results: dict[int, SequenceResult], gone: set[int] |
         for slot, told in part.results(own).items():
             if slot not in gone:
                 result = results.setdefault(slot, SequenceResult(slot, []))
-                result.features = {**result.features, part.context.name: packed(told)}
+                if isinstance(told, BlameSequence):
+                    result.error, result.is_refusal = str(told), told.is_refusal
+                else:
+                    result.features = {**result.features, part.context.name: packed(told)}
 
 
 def wants_hidden(parts: Sequence[WorkerPart], slots: np.ndarray) -> bool:

@@ -45,7 +45,10 @@ NAMES: Mapping[str, Mapping[str, str]] = {
     },
     "fwk.native.memory": {"MemoryAhead": "fwk.native.memory.MemoryPrefaulter"},
     "fwk.native.thread_pool": {"Team": "fwk.native.thread_pool.ThreadPool"},
-    "fwk.types": {"AdapterInfo": "fwk.interfaces.lora.AdapterInfo"},
+    "fwk.types": {
+        "AdapterInfo": "fwk.interfaces.lora.AdapterInfo",
+        "PoolingConfig": "fwk.interfaces.pooling.PoolingConfig",
+    },
     "fwk.types.request": {"AdapterInfo": "fwk.interfaces.lora.AdapterInfo"},
 }
 """Names in modules that are still there: where each is now."""

@@ -14,12 +14,14 @@ from fwk.interfaces.multimodal import MediaItem
 from fwk.interfaces.parser import StreamParser, ToolParser
 from fwk.interfaces.served_weights import ServedWeights
 from fwk.types import Features, FinishReason, Media, SamplingParams, Service, Task, TokenLogprobs
+from fwk.types.sampling import NOTHING_FOLLOWS
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
     from pydantic import BaseModel
 
 T = TypeVar("T")
+Input = TypeVar("Input", bound="GenerateInput | EmbedInput")
 
 
 @dataclass(slots=True)
@@ -43,6 +45,7 @@ class OutputDelta:
     - ``error``: why the sequence failed (``finish_reason`` is ``error``); None: it did not.
     - ``is_refusal``: ``error`` is due to what the request asks for.
     - ``hidden_states``: of each token computed since: float32 numbers, little-endian
+    - ``vector``: of an ``EmbedInput``: float32 numbers, little-endian
     - ``num_cut``: tokens behind a stop string, which are left out
     - ``features``: what features' parts in the engine sent with it
     """
@@ -62,6 +65,7 @@ class OutputDelta:
     is_refusal: bool = False
     hidden_states: list[bytes] | None = None
     num_cut: int = 0
+    vector: bytes | None = None
     features: Features = field(default_factory=Features)
 
     def joined(self, later: OutputDelta) -> OutputDelta:
@@ -157,6 +161,17 @@ class EmbedInput:
     service: Service = Service()
     segment_start: int = 0
 
+    n: ClassVar[int] = 1
+    sampling: ClassVar[SamplingParams] = NOTHING_FOLLOWS
+    cache_salt: ClassVar[str] = ""
+    operation: ClassVar[str] = "embeddings"
+
+    @property
+    def prompt_token_ids(self) -> list[int]:
+        return self.token_ids
+
+
+AnyInput = GenerateInput | EmbedInput
 
 MAX_TRACE_HEADER = 512
 
@@ -220,6 +235,16 @@ class ModelCard:
         """Raise ``InvalidRequest`` unless the model does what is ``wanted``."""
         check_task(self.name, self.task, wanted)
 
+    @property
+    def output(self) -> str:
+        """What is made of an input where nothing is generated, in words; empty where something is."""
+        if not self.embedding_size:
+            return ""
+        if self.labels:
+            return f"{len(self.labels)} scores of an input, of at most {self.max_model_len} tokens"
+        what = "embeddings" if self.task == "embed" else "vectors"
+        return f"{what} of {self.embedding_size} numbers, inputs of at most {self.max_model_len} tokens"
+
 
 def check_task(name: str, task: Task, wanted: Task) -> None:
     """Raise ``InvalidRequest`` unless a model's ``task`` is the ``wanted`` one."""
@@ -247,6 +272,14 @@ class AdapterCard:
     name: str
     source: str
     created: int
+
+
+class VectorMaker(ABC):
+    """Makes vectors of inputs: a service (``Frontend.service``) of the server part that does."""
+
+    @abstractmethod
+    async def vectors(self, items: Sequence[EmbedInput]) -> list[bytes]:
+        """``Frontend.embed``."""
 
 
 class AdapterRegistry(ABC):
@@ -409,7 +442,7 @@ class Frontend(ABC):
         """Run tokenising, templating and the like off the event loop."""
 
     @abstractmethod
-    def check(self, item: GenerateInput) -> GenerateInput:
+    def check(self, item: Input) -> Input:
         """Validate and complete: max_tokens resolved, bad words tokenised. Raises ``InvalidRequest``.
 
         Call it through ``run_blocking`` when the input has a grammar: it is compiled, which takes up to seconds.
@@ -430,20 +463,21 @@ class Frontend(ABC):
         return None
 
     @abstractmethod
-    def generate(self, item: GenerateInput) -> AsyncGenerator[list[OutputDelta], None]:
+    def generate(self, item: AnyInput) -> AsyncGenerator[list[OutputDelta], None]:
         """Run a checked input. Yields deltas in batches until every sequence has finished.
 
         Closing the iterator aborts the request. Raises ``EngineDead``, ``NotServed`` or ``RequestFailed``.
         """
 
-    @abstractmethod
     def check_embed(self, item: EmbedInput) -> EmbedInput:
         """Validate an input for ``embed``; what is to be embedded, shortened if the server does that.
 
         Raises ``InvalidRequest``.
         """
+        if self.card.task == "generate":
+            self.card.check_task("embed")
+        return self.check(item)
 
-    @abstractmethod
     async def embed(self, items: Sequence[EmbedInput]) -> list[bytes]:
         """The vectors of checked inputs, in their order: float32 numbers, little-endian.
 
@@ -451,6 +485,10 @@ class Frontend(ABC):
 
         Cancelling it aborts what still runs. Raises ``EngineDead``, ``NotServed`` or ``RequestFailed``.
         """
+        maker = self.service(VectorMaker)
+        if maker is None:
+            raise InvalidRequest(f"no feature that is on makes vectors of inputs for the model {self.card.name!r}")
+        return await maker.vectors(items)
 
     def read_media(self, kind: str, url: str, name: str) -> MediaItem:
         """What a URL of a request holds: ``data:``, or one that the server may follow. Call it off the event loop.

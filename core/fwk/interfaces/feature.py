@@ -12,15 +12,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 import msgspec
 
 from fwk.config import Config
+from fwk.errors import BlameSequence
 from fwk.interfaces.attention import AttentionLayer
 from fwk.interfaces.declaration import Declaration, Facts
 from fwk.interfaces.dialect import EmbedInput, Frontend, GenerateInput, OutputDelta, TextTools
 from fwk.interfaces.grammar import Grammar
 from fwk.interfaces.lifecycle import PluginLifecycle
-from fwk.interfaces.model import Encoder, HiddenTap, Model, ModelContext
+from fwk.interfaces.loader import Checkpoint
+from fwk.interfaces.model import Encoder, HiddenTap, Model, ModelContext, ModelSpec
 from fwk.interfaces.prefix_cache import PrefixMatch
 from fwk.interfaces.schedule import SequenceView
-from fwk.types import Batch, ForwardBatch, NewSequence, Request
+from fwk.types import Batch, ForwardBatch, ModelConfig, NewSequence, Request
 
 if TYPE_CHECKING:
     import numpy as np
@@ -72,6 +74,36 @@ class Wire:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptModel:
+    """A model that is not to generate: name, as the user gave it; task, what it is served for."""
+
+    name: str
+    spec: ModelSpec
+    config: ModelConfig
+    task: str
+    checkpoint: Checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class PromptsServed:
+    """What a feature makes of the prompts of a model that does not generate.
+
+    vector_size: numbers of a vector, one of each prompt, or of each token (``has_token_vectors``). labels: of the
+    numbers, where they are scores. needs_whole_prompts: a prompt's tokens must be computed together. max_length: the
+    longest input that the model was made for. notes: a sentence for each choice that the user may not expect.
+    settings: the feature's own, for its other parts.
+    """
+
+    vector_size: int = 0
+    labels: tuple[str, ...] = ()
+    has_token_vectors: bool = False
+    needs_whole_prompts: bool = True
+    max_length: int | None = None
+    notes: tuple[str, ...] = ()
+    settings: Any = None
+
+
+@dataclass(frozen=True, slots=True)
 class FeatureRun:
     """A run whose plugins are settled, before its weights are read: what ``FeatureSpec.check_run`` goes by.
 
@@ -80,6 +112,7 @@ class FeatureRun:
     turn on those that have ``FeatureSpec.one_server``, and why.
 
     - ``config``: all options of the run.
+    - ``prompts``: of a model that does not generate.
     """
 
     config: Config
@@ -91,6 +124,7 @@ class FeatureRun:
     chosen: Mapping[str, Declaration] = field(default_factory=dict[str, Declaration])
     features: frozenset[str] = frozenset()
     one_server: Mapping[str, str] = field(default_factory=dict[str, str])
+    prompts: PromptsServed | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,8 +142,8 @@ class FeatureSpec(Declaration):
     one_server: why it is refused where K/V go from one server to another; empty: it is not.
     fields: those among ``fwk.types.sampling.FEATURE_FIELDS`` that ask for the feature. A request that sets one is
     refused where no feature that is on has it.
-    runners: what may run a model in which the worker part has a part (``ModelSpec.runner``). With ``pool``, it is told
-        of no sequence.
+    runners: what may run a model in which the worker part has a part (``ModelSpec.runner``). With ``pool``, no token is
+        chosen in any step.
     needs_server: ``fwk.LLM`` refuses it.
     moves_blocks: why K/V leave the engine, or come from elsewhere, block by block, in words for a refusal; empty: they
         do not. Where they do, layers share one block table, the weights stay, and the model's files are hashed.
@@ -154,6 +188,14 @@ class FeatureSpec(Declaration):
             why = f"has a part in steps of models that generate, and this one is served to {facts.task}"
         return why
 
+    def made_for(self, checkpoint: Checkpoint) -> str:
+        """The task that a checkpoint says it was made for, as far as the feature serves it; empty: it does not say."""
+        return ""
+
+    def serves(self, model: PromptModel, options: Any) -> PromptsServed | None:
+        """What it makes of the prompts of a model that does not generate; None: nothing. Raises ``ConfigError``."""
+        return None
+
     def check_run(self, run: FeatureRun, options: Any) -> None:
         """Raise ``ConfigError`` for a run that it cannot be in. Called before weights are read; options: its own."""
 
@@ -184,6 +226,9 @@ class ServerPartContext:
     - ``text``: the model's tokenizer and templates.
     - ``options``: the plugin's own options, validated; None where it declares none.
     - ``lifecycle``: for calls of its own at setup, ready, drain and close, and for work in the background.
+    - ``task``: what the model is served for.
+    - ``prompts``: of one that does not generate.
+    - ``compute``: in ``fwk.LLM``, ``compute(items, use_tqdm)`` checks and runs ``EmbedInput``: a ``Completion`` for each.
     """
 
     name: str
@@ -195,6 +240,9 @@ class ServerPartContext:
     lifecycle: PluginLifecycle = field(default_factory=PluginLifecycle)
     has_admin: bool = True
     plugins: Plugins | None = None
+    task: str = "generate"
+    prompts: PromptsServed | None = None
+    compute: Callable[..., Sequence[Any]] | None = None
 
 
 class RequestPart:
@@ -253,8 +301,11 @@ class ServerPart:
     def admin_routes(self, app: FastAPI) -> None:
         """Add routes for the server's administrator, as ``Dialect.admin_routes`` does."""
 
-    def operations(self) -> Mapping[str, Callable[..., Awaitable[Any]]]:
-        """What ``fwk.LLM.call_feature`` can call, by name: what routes do in a server."""
+    def operations(self) -> Mapping[str, Callable[..., Any]]:
+        """What ``fwk.LLM.call_feature`` can call, by name: what routes do in a server.
+
+        Those that wait are coroutine functions.
+        """
         return {}
 
     def check(self, item: GenerateInput | EmbedInput) -> None:
@@ -606,6 +657,8 @@ class WorkerPartContext:
     - ``vocab_size``: width of the logits.
     - ``hidden_size``: numbers in a hidden state.
     - ``num_layers``: of the model, all kinds counted.
+    - ``prompts``: of a model that does not generate.
+    - ``encode``: text to token ids, without special tokens.
     """
 
     name: str
@@ -624,6 +677,8 @@ class WorkerPartContext:
     dtype: torch.dtype | None = None
     plugins: Plugins | None = None
     grammar: Callable[[int], Grammar | None] = lambda slot: None
+    prompts: PromptsServed | None = None
+    encode: Callable[[str], list[int]] = lambda text: []
 
 
 class WorkerPart:
@@ -724,8 +779,11 @@ class WorkerPart:
         """
         return None
 
-    def results(self, made: Any) -> Mapping[int, msgspec.Struct]:
-        """The step has come back. made: of ``computed``. By slot, what the engine is told, of ``Wire.result``."""
+    def results(self, made: Any) -> Mapping[int, msgspec.Struct | BlameSequence]:
+        """The step has come back. made: of ``computed``. By slot, what the engine is told, of ``Wire.result``.
+
+        A ``BlameSequence`` fails the sequence, and no other.
+        """
         return {}
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fwk.interfaces.declaration import Declaration
-from fwk.types import PoolingConfig
+from fwk.interfaces.pooling import PoolingConfig
 
 if TYPE_CHECKING:
     import torch

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from fwk.errors import ConfigError
 from fwk.interfaces.declaration import Ask, Declaration, Facts
+from fwk.interfaces.pooling import PoolingConfig
 from fwk.interfaces.weights_cache import NO_WEIGHTS_CACHE, WeightsCache
-from fwk.types import PoolingConfig, Task
+from fwk.types import Task
 
 if TYPE_CHECKING:
     import torch
@@ -145,7 +146,7 @@ class TokenPredictor(ABC):
 class Encoder(ABC):
     """A model on one device that does not generate: of whole sequences it makes hidden states, and keeps nothing.
 
-    One vector is made of a sequence's hidden states: by ``pool``, or by core as ``Checkpoint.pooling`` says. A decoder
+    One vector is made of a sequence's hidden states: by ``pool``, or as ``Checkpoint.pooling`` says. A decoder
     (``Model``) that is served for another task than ``generate`` runs as one, with its K/V in the cache for the step.
     """
 
@@ -157,7 +158,7 @@ class Encoder(ABC):
         """Hidden states of all tokens: [num_tokens, hidden_size]. Every sequence of the batch is whole."""
 
     def pool(self, hidden: Tensor, batch: ForwardBatch) -> Tensor | Sequence[Tensor] | None:
-        """The sequences' vectors, [num_seqs, ``ModelSpec.vector_size``] float32; None to have core make them.
+        """The sequences' vectors, [num_seqs, ``ModelSpec.vector_size``] float32; None: as the checkpoint says.
 
         Of a model that makes a vector of each token: a tensor [num_tokens_of_it, vector_size] for each sequence.
         A sequence's vectors may depend on its own tokens alone.

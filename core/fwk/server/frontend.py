@@ -6,7 +6,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar, get_args
@@ -17,9 +17,10 @@ from fwk.config import ServerOptions
 from fwk.errors import EngineDead
 from fwk.features.server import RequestFeatures, ServerFeatures
 from fwk.interfaces.dialect import (
-    EmbedInput,
+    AnyInput,
     Frontend,
     GenerateInput,
+    Input,
     ModelCard,
     OutputDelta,
     PlacedInput,
@@ -36,12 +37,12 @@ from fwk.server.model_engines import ModelEngines
 from fwk.server.observer_dispatch import Observers
 from fwk.server.parsers import Parsers
 from fwk.server.stream_interval import DeltaBuffer
-from fwk.server.streams import EventStream, PendingEmbedding, SequenceStream
-from fwk.text import ModelText, check_embed_input, prepare_input
+from fwk.server.streams import EventStream, SequenceStream
+from fwk.text import ModelText, prepare_input
 from fwk.text.grammars import Grammars
 from fwk.text.media import check_media
 from fwk.types import GrammarRequest, Request, SamplingParams, TokenEvent, cache_namespace
-from fwk.types.sampling import NOTHING_FOLLOWS, GrammarKind
+from fwk.types.sampling import GrammarKind
 from fwk_jobs.client import Work, current_work
 from fwk_jobs.pool import WaitingPool
 
@@ -61,7 +62,7 @@ def _copied(sampling: SamplingParams) -> SamplingParams:
     return _decode_sampling(_encode(sampling))
 
 
-def _namespace(item: GenerateInput, parts: RequestFeatures | None) -> str:
+def _namespace(item: AnyInput, parts: RequestFeatures | None) -> str:
     return cache_namespace(item.cache_salt, "" if parts is None else parts.namespace)
 
 
@@ -162,11 +163,12 @@ class ServerFrontend(Frontend):
         current_work.set(work)
         return function(*args, **kwargs)
 
-    def check(self, item: GenerateInput) -> GenerateInput:
+    def check(self, item: Input) -> Input:
         trouble = self._client.pool.trouble()
         if trouble is not None:
             raise EngineDead(trouble)
-        self.card.check_task("generate")
+        if isinstance(item, GenerateInput):
+            self.card.check_task("generate")
         self.parts.check(item)
         card, limits = self.card, self._model_text.limits
         lengths = {"max_model_len": card.max_model_len, "vocab_size": card.vocab_size}
@@ -221,7 +223,7 @@ class ServerFrontend(Frontend):
     def served_weights(self) -> ServedWeights | None:
         return self.weights
 
-    async def generate(self, item: GenerateInput) -> AsyncGenerator[list[OutputDelta], None]:
+    async def generate(self, item: AnyInput) -> AsyncGenerator[list[OutputDelta], None]:
         arrived = time.monotonic()
         async with self._through_features(item) as (item, parts):
             async with self._client.use():
@@ -256,7 +258,7 @@ class ServerFrontend(Frontend):
                     record.outputs = tuple("".join(pieces) for pieces in content)
                 self._observers.request_finished(record)
 
-    async def _check_grammar(self, item: GenerateInput) -> None:
+    async def _check_grammar(self, item: AnyInput) -> None:
         grammar = item.sampling.grammar
         if grammar is not None and not self._grammars.is_known(grammar):
             await self.run_blocking(self._grammars.check, grammar)
@@ -284,7 +286,7 @@ class ServerFrontend(Frontend):
         return delta
 
     def _submit(
-        self, item: GenerateInput, arrived: float, parts: RequestFeatures | None
+        self, item: AnyInput, arrived: float, parts: RequestFeatures | None
     ) -> tuple[Request, RequestRecord, EventStream]:
         """Send a checked input to the engines, which run."""
         request = Request(
@@ -304,12 +306,12 @@ class ServerFrontend(Frontend):
             arrived,
             operation=item.operation,
             trace=item.trace,
-            sampling=_copied(item.sampling),
+            sampling=_copied(item.sampling) if isinstance(item, GenerateInput) else None,
             n=item.n,
             caller=self.key_names.get(item.service.tenant, ""),
             headers=self._headers(),
         )
-        if self._observers.wants_content:
+        if self._observers.wants_content and isinstance(item, GenerateInput):
             record.prompt_token_ids = item.prompt_token_ids
         stream = EventStream(MAX_UNREAD + 8 * item.n, partial(self._client.pool.pause, request.request_id))
         self._client.submit(request, stream.put)
@@ -323,62 +325,6 @@ class ServerFrontend(Frontend):
             return {}
         given = current_headers.get() or {}
         return {name: value.decode("latin-1") for name in wanted if (value := given.get(name.encode())) is not None}
-
-    def check_embed(self, item: EmbedInput) -> EmbedInput:
-        trouble = self._client.pool.trouble()
-        if trouble is not None:
-            raise EngineDead(trouble)
-        if self.card.task == "generate":
-            self.card.check_task("embed")
-        self.parts.check(item)
-        card, limits = self.card, self._model_text.limits
-        lengths = {"max_model_len": card.max_model_len, "vocab_size": card.vocab_size}
-        item = check_embed_input(item, **lengths, limits=limits)
-        self.parts.check(item)
-        return item
-
-    async def embed(self, items: Sequence[EmbedInput]) -> list[bytes]:
-        calls: list[PendingEmbedding] = []
-        opened = AsyncExitStack()
-        try:
-            entered = [await opened.enter_async_context(self._through_features(item)) for item in items]
-            async with self._client.use():
-                for item, parts in entered:
-                    calls.append(self._submit_embed(item, parts))
-            return await asyncio.gather(*(call.vector for call in calls))
-        finally:
-            await opened.aclose()
-            for call in calls:
-                if call.record.finished is None:
-                    self._client.pool.abort(call.record.request_id)
-                call.end("abort")
-                self._client.forget(call.record.request_id)
-
-    def _submit_embed(self, item: EmbedInput, parts: RequestFeatures | None) -> PendingEmbedding:
-        request = Request(
-            request_id=uuid.uuid4().hex,
-            prompt_token_ids=item.token_ids,
-            sampling=NOTHING_FOLLOWS,
-            priority=item.priority,
-            service=item.service,
-            segment_start=item.segment_start,
-            cache_namespace="" if parts is None else parts.namespace,
-            features={} if parts is None else parts.features,
-        )
-        record = RequestRecord(
-            request.request_id,
-            item.label,
-            len(item.token_ids),
-            time.monotonic(),
-            operation="embeddings",
-            trace=item.trace,
-            caller=self.key_names.get(item.service.tenant, ""),
-            headers=self._headers(),
-        )
-        call = PendingEmbedding(record, self._observers)
-        self._client.submit(request, call.put)
-        self._observers.request_arrived(record)
-        return call
 
     def _deltas(
         self, events: list[TokenEvent], sequences: list[SequenceStream], record: RequestRecord

@@ -17,7 +17,7 @@ from fwk.features.declared import declared
 from fwk.features.server import build_server_features
 from fwk.interfaces.dialect import ModelCard
 from fwk.interfaces.engine_pool import EnginePoolContext, ModelApp
-from fwk.interfaces.feature import ServerPartContext
+from fwk.interfaces.feature import PromptsServed, ServerPartContext
 from fwk.interfaces.served_weights import ServedWeights
 from fwk.plugins import PluginFactory, PluginSet, Selection
 from fwk.plugins.selection import check_strict, check_used
@@ -75,11 +75,8 @@ def _noted(opened: OpenedModel) -> ServedWeights | None:
 
 def _room(card: ModelCard, ready: EngineReady) -> str:
     """What bounds the work, in words."""
-    if card.embedding_size:
-        if card.labels:
-            return f"{len(card.labels)} scores of an input, of at most {card.max_model_len} tokens"
-        what = "embeddings" if card.task == "embed" else "vectors"
-        return f"{what} of {card.embedding_size} numbers, inputs of at most {card.max_model_len} tokens"
+    if card.output:
+        return card.output
     least = "at least " if ready.num_block_tables > 1 else ""
     return f"{least}{ready.num_blocks // ready.num_block_tables * ready.block_size} tokens of KV cache"
 
@@ -199,6 +196,7 @@ class ServedModel(ModelApp):
 
     def _card(self, opened: OpenedModel) -> ModelCard:
         name, *other_names = self.config.model.served_model_name or (opened.name,)
+        prompts = opened.served.prompts or PromptsServed()
         return ModelCard(
             name,
             str(opened.path),
@@ -206,10 +204,10 @@ class ServedModel(ModelApp):
             opened.max_model_len,
             opened.config.vocab_size,
             opened.task,
-            opened.served.vector_size,
+            prompts.vector_size,
             tuple(other_names),
-            opened.served.labels,
-            opened.served.pooling is not None and opened.served.pooling.kind == "token",
+            prompts.labels,
+            prompts.has_token_vectors,
             opened.eos_token_ids,
             opened.config.raw if opened.runner == "pool" else {},
             max_input_len=self.config.model.max_req_input_len,
@@ -257,13 +255,13 @@ class ServedModel(ModelApp):
             self.frontend, self._observers, parsers, self.routes, self.engines, self.lifecycles, shared.observers
         )
         self.routes.is_called = self.frontend.is_called
-        self._open_features()
+        self._open_features(opened)
         self.plugin_switcher = PluginSwitcher(config, plugins, components, text.chat_template)
         self.routes.register("plugin_switcher", lambda app: None, self.plugin_switcher.routes)
         for key, pool in self._pools.by_plugin.items():
             self.routes.register(key, lambda app: None, pool.admin_routes)
 
-    def _open_features(self) -> None:
+    def _open_features(self, opened: OpenedModel) -> None:
         frontend = self.frontend
         context = partial(
             ServerPartContext,
@@ -271,6 +269,8 @@ class ServedModel(ModelApp):
             text=frontend.text,
             frontend=frontend,
             has_admin=self.routes.has_admin,
+            task=frontend.card.task,
+            prompts=opened.served.prompts,
         )
         frontend.parts = build_server_features(self._factory, context, self.engines.call_feature, self.lifecycles.make)
         self.engines.on_begin = self._engine_begins

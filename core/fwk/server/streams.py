@@ -1,17 +1,14 @@
-"""What a request waits for: the events of its sequences, or the vector of an input."""
+"""What a request waits for: the events of its sequences."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 
-from fwk.errors import EngineDead, NotServed, RequestFailed
+from fwk.errors import EngineDead, NotServed
 from fwk.interfaces.dialect import OutputDelta
-from fwk.interfaces.observer import RequestRecord
-from fwk.server.observer_dispatch import Observers
 from fwk.text import SequenceText
-from fwk.types import FinishReason, TokenEvent
+from fwk.types import TokenEvent
 
 
 class EventStream:
@@ -91,37 +88,3 @@ class SequenceStream:
             num_cut=len(event.token_ids) - count,
             features=event.features,
         )
-
-
-class PendingEmbedding:
-    """One input on its way to its vector."""
-
-    def __init__(self, record: RequestRecord, observers: Observers) -> None:
-        self.record = record
-        self.vector: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._observers = observers
-
-    def put(self, news: list[TokenEvent] | EngineDead | NotServed) -> None:
-        if isinstance(news, EngineDead | NotServed):
-            self.end("abort", news)
-            return
-        for event in news:
-            if event.embedding is not None:
-                self.end("stop", event.embedding)
-            elif event.finish_reason is not None:
-                self.end(event.finish_reason, RequestFailed(event.error or "the engine made no embedding"))
-
-    def end(self, reason: FinishReason, outcome: bytes | Exception | None = None) -> None:
-        """Note how it ended, once. Without an outcome, or when it was cancelled, no caller waits for one."""
-        if self.record.finished is not None:
-            return
-        if outcome is None:
-            self.vector.cancel()
-        elif not self.vector.done():
-            if isinstance(outcome, Exception):
-                self.vector.set_exception(outcome)
-            else:
-                self.vector.set_result(outcome)
-        self.record.finish_reasons = (reason,)
-        self.record.finished = time.monotonic()
-        self._observers.request_finished(self.record)

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from fwk.config import Config
 from fwk.errors import ConfigError, ModelLoadError, PluginError
+from fwk.features.declared import made_for
 from fwk.interfaces.declaration import Facts, Host
 from fwk.interfaces.loader import Checkpoint, Loader, LoaderContext, ModelSource
 from fwk.interfaces.model import ModelSpec
@@ -81,15 +82,16 @@ def open_model(config: Config, plugins: PluginSet, progress: Callable[[str], Non
     checkpoint = loader.open(path)
     raw = {**checkpoint.config(), **json.loads(config.model.json_model_override_args)}
     check_config(raw, str(path))
-    stored = checkpoint.pooling()
-    spec = _model_spec(config, plugins, raw, prefers_embed=stored is not None)
+    factory = PluginFactory(plugins, config.plugin_options)
+    purpose = made_for(factory, checkpoint)
+    spec = _model_spec(config, plugins, raw, purpose)
     model = ModelConfig.from_dict(raw if spec is None else spec.normalised(raw), str(path))
-    served = served_as(config.model, spec, model, stored)
+    served = served_as(config.model, spec, model, checkpoint, purpose, factory)
     if spec is not None:  # a model need not know by how many names its decoder goes
         model = replace(model, architecture=spec.decoder_of(model.architecture) or model.architecture)
     longest = model.max_position_embeddings
-    made_for = served.pooling.max_length if served.pooling is not None else None
-    length = config.model.context_length or min(longest, made_for or longest)
+    most = None if served.prompts is None else served.prompts.max_length
+    length = config.model.context_length or min(longest, most or longest)
     if length > longest and model.rope.kind == "default":
         raise ConfigError(f"--context-length {length} is longer than the model's {longest} positions")
     return OpenedModel(
@@ -101,7 +103,7 @@ def open_model(config: Config, plugins: PluginSet, progress: Callable[[str], Non
         max_model_len=length,
         eos_token_ids=_eos_ids(checkpoint, model, config.model.eos_id),
         served=served,
-        reasons=reasons,
+        reasons=reasons if served.prompts is None else (*reasons, *served.prompts.notes),
     )
 
 
@@ -126,7 +128,7 @@ def open_head(
     return checkpoint, ModelConfig.from_dict(raw, str(path))
 
 
-def _model_spec(config: Config, plugins: PluginSet, raw: Mapping[str, Any], *, prefers_embed: bool) -> ModelSpec | None:
+def _model_spec(config: Config, plugins: PluginSet, raw: Mapping[str, Any], made_for: str) -> ModelSpec | None:
     """The declaration of the plugin that will serve the model, for ``--task`` or what the checkpoint is made for.
 
     None if no plugin serves it: that is reported when plugins are chosen. Raises ``PluginError`` when ``--task`` names
@@ -134,7 +136,7 @@ def _model_spec(config: Config, plugins: PluginSet, raw: Mapping[str, Any], *, p
     """
     names = cast("list[object]", raw.get("architectures") or [""])
     wanted, implementation = config.model.task, config.model.model_impl
-    tasks = [wanted] if wanted != AUTO else ["embed", ""] if prefers_embed else [""]
+    tasks = [wanted] if wanted != AUTO else [made_for, ""] if made_for else [""]
     for task in tasks:
         try:
             facts = Facts(architecture=str(names[0]), task=task)

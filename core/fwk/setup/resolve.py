@@ -133,6 +133,7 @@ def _feature_run(config: Config, opened: OpenedModel, factory: PluginFactory) ->
         {family: factory.item(family).declaration for family in factory.resolution.selections},
         frozenset(item.name for item, _, _ in declared(factory)),
         {" ".join(map(flag, spec.enabled_by)): spec.one_server for _, spec, _ in declared(factory) if spec.one_server},
+        served.prompts,
     )
 
 
@@ -210,13 +211,6 @@ def _facts(
         _check_encoder(engine, opened)
     if engine.enable_deterministic_inference and (why := variance(engine, opened)):
         raise ConfigError(f"--enable-deterministic-inference is not possible: {why}")
-    if opened.runner == "pool":
-        _check_pooled(engine, opened)
-        pooling = opened.served.pooling
-        if pooling is not None and opened.task == "embed" and not opened.served.says_pooling:
-            how = "normalised" if pooling.normalize else "not normalised"
-            found = "the last token's hidden state" if pooling.kind == "last" else "the mean of the hidden states"
-            reasons.append(f"embeddings are {found}, {how}: there is no modules.json (--pooling-type)")
     layouts = opened.checkpoint.weights().layouts("")
     _check_readable(engine, opened, plugins, layouts)
     architecture, task = opened.config.architecture, opened.task
@@ -282,22 +276,6 @@ def variance(options: EngineOptions, opened: OpenedModel) -> str:
     if options.tensor_parallel_size > 1:
         return "ranks add up their parts in an order of torch.distributed's own: leave --tensor-parallel-size out"
     return ""
-
-
-def _check_pooled(options: EngineOptions, opened: OpenedModel) -> None:
-    """Refuse what a model that does not generate could only ignore."""
-    served, name = opened.served, opened.name
-    what = "makes embeddings" if served.task == "embed" else f"is served to {served.task}"
-    refused: list[tuple[str, tuple[Any, ...], str]] = [
-        ("speculative_algorithm", ("none",), "there is nothing to draft"),
-        ("decode_attention_backend", ("auto",), "and there are no next tokens"),
-    ]
-    if not served.is_decoder:
-        refused.append(("kv_cache_dtype", ("auto",), "which keeps no K/V"))
-    if served.needs_whole_prompts:
-        why = "which needs the hidden states of all tokens" if served.is_decoder else "which keeps no K/V"
-        refused += [("prefix_cache", ("auto", "none"), why), ("cache_tiers", ((),), why)]
-    _refuse(options, refused, f"{name} {what}")
 
 
 def _check_encoder(options: EngineOptions, opened: OpenedModel) -> None:

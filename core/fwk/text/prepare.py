@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import cast
 
 import msgspec
 
 from fwk.errors import InvalidRequest
-from fwk.interfaces.dialect import EmbedInput, GenerateInput, TextTools
+from fwk.interfaces.dialect import EmbedInput, GenerateInput, Input, TextTools
 from fwk.text.prompt_limits import PromptLimits
 from fwk.text.stop_patterns import stop_patterns
 from fwk.types import SamplingParams
@@ -64,17 +65,20 @@ def _check_stops(sampling: SamplingParams, text: TextTools) -> None:
 
 
 def prepare_input(
-    item: GenerateInput,
+    item: Input,
     text: TextTools,
     *,
     max_model_len: int,
     vocab_size: int,
     limits: PromptLimits = NO_LIMITS,
-) -> GenerateInput:
+) -> Input:
     """Check an input and complete it: max_tokens resolved, bad words tokenised, a long prompt shortened if wanted.
 
     Raises ``InvalidRequest``.
     """
+    if isinstance(item, EmbedInput):
+        found = check_embed_input(item, max_model_len=max_model_len, vocab_size=vocab_size, limits=limits)
+        return cast("Input", found)
     max_len = limits.bound(max_model_len - 1)
     fits = min(max_len, max_model_len - max(limits.reserved(item.sampling.max_tokens), 1))
     if not item.media:  # of an image no half is left

@@ -40,7 +40,7 @@ from fwk.types.messages import (
     WorkersAnswer,
     total_stats,
 )
-from fwk.types.model_config import ModelConfig, PoolingConfig, RopeConfig
+from fwk.types.model_config import ModelConfig, RopeConfig
 from fwk.types.request import (
     Features,
     FinishReason,
@@ -78,7 +78,6 @@ __all__ = [
     "Pause",
     "Ping",
     "Pong",
-    "PoolingConfig",
     "Request",
     "RopeConfig",
     "SamplingParams",

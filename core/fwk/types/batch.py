@@ -25,7 +25,6 @@ class NewSequence(msgspec.Struct, array_like=True):
     - ``sampling``: of the request.
     - ``seed``: the sequence's own: the request's seed and the sequence's index make it
     - ``window_block_ids``: for each of ``block_ids``, one of each window group; or none: not read
-    - ``segment_start``: first token of the prompt's second text, of models that read pairs; 0: there is one text
     - ``state_source``: place of the kept state it continues from; -1: it begins with no token computed
     - ``num_encoder_tokens``: of the prompt, which an encoder reads; its decoder's begin at the next block
     - ``features``: what engine parts send the workers (``Wire.sequence``).
@@ -39,7 +38,6 @@ class NewSequence(msgspec.Struct, array_like=True):
     sampling: SamplingParams
     seed: int
     window_block_ids: list[list[int]] = []
-    segment_start: int = 0
     state_source: int = -1
     num_encoder_tokens: int = 0
     features: Features = {}
@@ -110,7 +108,6 @@ class SequenceResult(msgspec.Struct, array_like=True):
     - ``draft_token_ids``: proposed for the next step
     - ``error``: this sequence failed; no other did
     - ``is_complete``: nothing may follow its last token, which is no stop token
-    - ``embedding``: of a sequence that generates nothing: float32, little-endian
     - ``is_refusal``: ``error`` is due to what the request asks for
     - ``runs_ahead``: from now on, steps of it may be planned while drafts of it are being verified
     - ``features``: what worker parts answer (``Wire.result``).
@@ -122,7 +119,6 @@ class SequenceResult(msgspec.Struct, array_like=True):
     draft_token_ids: list[int] = []
     error: str | None = None
     is_complete: bool = False
-    embedding: bytes | None = None
     is_refusal: bool = False
     runs_ahead: bool = False
     features: Features = {}

@@ -98,7 +98,6 @@ class TokenEvent(msgspec.Struct, array_like=True, frozen=True):
     - ``cached_tokens``: of the prompt, whose K/V came from the prefix cache.
     - ``logprobs``: an entry per token; None: not asked for.
     - ``is_complete``: it ended because nothing may follow: its last token is no stop token, but part of the output.
-    - ``embedding``: with the last event of a request that generates nothing: float32 numbers, little-endian.
     - ``is_refusal``: ``error`` is due to what the request asks for.
     - ``draft_tokens``: drafts of this sequence that were verified so far.
     - ``accepted_draft_tokens``: of ``draft_tokens``, those that stand.
@@ -114,7 +113,6 @@ class TokenEvent(msgspec.Struct, array_like=True, frozen=True):
     logprobs: list[TokenLogprobs] | None = None
     error: str | None = None
     is_complete: bool = False
-    embedding: bytes | None = None
     is_refusal: bool = False
     draft_tokens: int = 0
     accepted_draft_tokens: int = 0

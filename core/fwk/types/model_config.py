@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from fwk.errors import ModelLoadError
 from fwk.types.config_numbers import check_config
@@ -32,22 +32,6 @@ class RopeConfig:
     theta: float = 10_000.0
     kind: str = "default"
     scaling: Mapping[str, Any] = field(default_factory=dict[str, Any])
-
-
-@dataclass(frozen=True, slots=True)
-class PoolingConfig:
-    """How a model's hidden states become one vector: their mean, or the first (``cls``) or ``last`` token's.
-
-    ``token`` keeps a vector of each token (late interaction: Khattab and Zaharia 2020, arXiv:2004.12832).
-    ``max_length`` is the longest input the model was made for, in tokens, where that is less than its positions.
-
-    - ``kind``: as above.
-    - ``normalize``: to length 1.
-    """
-
-    kind: Literal["mean", "cls", "last", "token"] = "mean"
-    normalize: bool = False
-    max_length: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

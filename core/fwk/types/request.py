@@ -57,8 +57,7 @@ class Request(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
     ``request_id`` is ours (unique in the engine's life); the client's own id is only a label in the API process.
     ``sampling.max_tokens`` is set; 0 is for a request that generates nothing: its sequence ends when its prompt is
     computed, and its last event brings what the model made of it. ``cache_namespace`` separates K/V that must not be
-    shared: it holds whatever changes K/V or must stay private. ``segment_start``: first token of a pair's second text,
-    of a request that generates nothing; 0 where the prompt is one text.
+    shared: it holds whatever changes K/V or must stay private.
 
     - ``prompt_token_ids``: at least one.
     - ``sampling``: how tokens are chosen, and when it stops.
@@ -76,7 +75,6 @@ class Request(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
     priority: int = 0
     service: Service = Service()
     cache_namespace: str = ""
-    segment_start: int = 0
     num_encoder_tokens: int = 0
     features: Features = {}
 

@@ -55,7 +55,7 @@ from fwk.worker.runner.inputs import InputBuffers
 from fwk.worker.runner.model_runner import ModelRunner
 from fwk.worker.runner.observing import WorkerObservers
 from fwk.worker.runner.packed import PackedRing
-from fwk.worker.runner.pooling import PoolingRunner
+from fwk.worker.runner.prompt_runner import PromptRunner
 from fwk.worker.runner.rehearsal import LargestStep
 from fwk.worker.runner.sequence_table import SequenceTable
 from fwk.worker.runner.staging import StagingRing
@@ -83,7 +83,7 @@ class WorkerParts:
 
     grammars: GrammarStore
     operations: dict[str, Callable[..., Any]]
-    runner: ModelRunner | PoolingRunner | None = None
+    runner: ModelRunner | PromptRunner | None = None
     store: BlockStore | None = None
     pipeline: SamplingPipeline | None = None
     caches: Sequence[WeightsCache] = ()
@@ -160,7 +160,7 @@ class WorkerBuilder:
         options, opened = self._config.engine, self._setup.opened
         self._check_tiers()
         is_greedy = torch.zeros(1, dtype=torch.int64) if self._setup.device.is_host else None
-        model = self._models.build_served(is_greedy, self._text)
+        model = self._models.build_served(is_greedy)
         num_own_layers = len(self._models.layers)
         decoder = self._capturing.decoder = self._decoder(model)
         num_drafted = self._num_drafted_slots(has_decoder=decoder is not None)
@@ -179,12 +179,14 @@ class WorkerBuilder:
             len(groups),
             has_states=states is not None,
         )
+        table.parts = features
         inputs = InputBuffers(
             table,
             self._setup.max_step_tokens,
             max(options.max_running_requests, num_captured),
             self._staging(StagingRing if self._setup.device.is_host else PackedRing),
-            prunes_last_layer=isinstance(model, Model)
+            prunes_last_layer=opened.runner == "generate"
+            and isinstance(model, Model)
             and model.prunes_last_layer
             and not (decoder is not None and decoder.reads_hidden),
             has_states=states is not None,
@@ -202,24 +204,22 @@ class WorkerBuilder:
         )
         self._loaded(model)
         if opened.runner == "pool":
-            assert isinstance(model, Encoder), "ModelSpec.runner is pool: load names an Encoder"
-            self.parts.runner = PoolingRunner(
+            self.parts.runner = PromptRunner(
                 model=model,
-                pooling=opened.served.pooling,
                 plan_attention=self._plan_attention,
                 states=states,
                 table=table,
                 inputs=inputs,
+                wait=self._wait,
             )
             self._chosen["step"] = "eager (the model does not generate)"
-            cache = self._sizing(groups, others, num_null).size(self.parts.runner, self._largest(groups, 0))
+            cache = self._sizing(groups, others, num_null).size(self.parts.runner, self._largest(groups, 0), features)
             self._open_store(cache.num_blocks)
             self._operators_ready()
             self._warmed_up(model)
-            self._offer_update(is_greedy, partial(self._serve_pooled, self.parts.runner))
+            self._offer_update(is_greedy, partial(self._serve_prompts, self.parts.runner))
             return info(cache.num_blocks, reasons=tuple(self._reasons), memory=cache.memory)
         assert isinstance(model, Model), "ModelSpec.runner is generate: load names a Model"
-        table.parts = features
         sampling = self._sampling(table)
         drafting = self._drafting(decoder, table, inputs, sampling)
         drafting.of_parts = PartDrafts(features, table, num_drafted) if features.has_drafts else NoPartDrafts()
@@ -267,7 +267,7 @@ class WorkerBuilder:
         )
 
     def _offer_update(self, is_greedy: Tensor | None, serve: Callable[[Model | Encoder], None]) -> None:
-        update = WeightUpdate(self._config, self._setup, self._models, is_greedy, self._text, serve)
+        update = WeightUpdate(self._config, self._setup, self._models, is_greedy, serve)
         self.parts.operations |= update.operations()
 
     def _serve(
@@ -288,8 +288,7 @@ class WorkerBuilder:
             runner.captures.warm_up()
         self._warmed_up(model)
 
-    def _serve_pooled(self, runner: PoolingRunner, model: Model | Encoder) -> None:
-        assert isinstance(model, Encoder)
+    def _serve_prompts(self, runner: PromptRunner, model: Model | Encoder) -> None:
         runner.model = model
         self._loaded(model)
         self._warmed_up(model)
@@ -316,10 +315,14 @@ class WorkerBuilder:
                 )
             largest.small().rehearse(runner)
         runner.captures.warm_up()
+        self._wait()  # what loading has given the device to do is no request's affair
+        self._operators_ready()
+
+    def _wait(self) -> None:
+        """For all that the device has been given to do."""
         done = self._setup.device.event()
         done.record()
-        done.wait()  # what loading has given the device to do is no request's affair
-        self._operators_ready()
+        done.wait()
 
     def _operators_ready(self) -> None:
         made = self._models.operators.ready()
@@ -357,6 +360,8 @@ class WorkerBuilder:
             num_layers=opened.config.num_layers,
             dtype=getattr(torch, self._setup.facts.dtype),
             grammar=lambda slot: None if self._masks is None else self._masks.grammar(slot),
+            prompts=opened.served.prompts,
+            encode=self._encode,
         )
         plugins = PartPlugins(self._factory, self._chosen, self._reasons)
         features = self.parts.features = self._models.features = build_worker_features(self._factory, context, plugins)
@@ -376,6 +381,11 @@ class WorkerBuilder:
     def _text(self) -> ModelText:
         return model_text(self._setup.opened.checkpoint, self._config.model, self._setup.opened.config.vocab_size)
 
+    @functools.cached_property
+    def _encode(self) -> Callable[[str], list[int]]:
+        text = functools.cache(self._text)
+        return lambda string: text().encode(string, add_special_tokens=False)
+
     def _decoder(self, model: Model | Encoder) -> SpeculativeDecoder | None:
         """The speculative decoder, with the layers of its own model if it has one; None without one."""
         if "speculative" not in self._setup.resolution.selections:
@@ -392,7 +402,6 @@ class WorkerBuilder:
                 f"--speculative-algorithm {name} is asked for trees of drafts: {opened.name} has an encoder and a "
                 "decoder, which can follow a chain only"
             )
-        text = functools.cache(self._text)
         decoder = self._factory.build(
             "speculative",
             SpeculativeContext,
@@ -404,7 +413,7 @@ class WorkerBuilder:
             num_target_layers=self._setup.opened.config.num_layers,
             build=partial(self._models.build_head, model),
             tap=self._models.tap,
-            encode=lambda string: text().encode(string, add_special_tokens=False),
+            encode=self._encode,
             is_host=self._setup.device.is_host,
             upload=self._uploads.send,
         )

@@ -9,7 +9,16 @@ from types import SimpleNamespace
 from typing import Any
 
 from fwk.errors import InvalidRequest
-from fwk.interfaces.dialect import EmbedInput, Frontend, GenerateInput, ModelCard, OutputDelta, TextTools
+from fwk.interfaces.dialect import (
+    AnyInput,
+    EmbedInput,
+    Frontend,
+    GenerateInput,
+    Input,
+    ModelCard,
+    OutputDelta,
+    TextTools,
+)
 from fwk.types import TokenLogprobs
 from fwk.types.sampling import MAX_N, check_token_ids
 
@@ -126,7 +135,9 @@ class FakeFrontend(Frontend):
         self.num_blocking += 1
         return await asyncio.to_thread(function, *args, **kwargs)
 
-    def check(self, item: GenerateInput) -> GenerateInput:
+    def check(self, item: Input) -> Input:
+        if not isinstance(item, GenerateInput):
+            return item
         item.sampling.check(VOCAB_SIZE)
         if not 1 <= item.n <= MAX_N:
             raise InvalidRequest("n", "n")
@@ -135,7 +146,8 @@ class FakeFrontend(Frontend):
         check_token_ids(item.prompt_token_ids, VOCAB_SIZE, "prompt", MAX_MODEL_LEN - 1)
         return item
 
-    def generate(self, item: GenerateInput) -> AsyncGenerator[list[OutputDelta], None]:
+    def generate(self, item: AnyInput) -> AsyncGenerator[list[OutputDelta], None]:
+        assert isinstance(item, GenerateInput), "inputs that nothing follows go to embed"
         source = self._generate(item)
         self.sources.append(source)  # so that only closing it ends it, never the garbage collector
         return source

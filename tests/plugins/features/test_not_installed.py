@@ -11,8 +11,8 @@ import pytest
 
 import fwk
 from fwk import SamplingParams
-from fwk.errors import InvalidRequest
-from fwk.plugins import discover
+from fwk.errors import ConfigError, InvalidRequest
+from fwk.plugins import PluginSet, discover
 from fwk_kit.testing.serving import TINY
 
 FIELDS: dict[str, tuple[str, Any, str, Any]] = {
@@ -22,12 +22,31 @@ FIELDS: dict[str, tuple[str, Any, str, Any]] = {
 """By feature: a request's field and what asks by it, the reply's field and what is there without."""
 
 
+def without(feature: str) -> PluginSet:
+    """Our plugins but one."""
+    points: list[Any] = [point for point in entry_points(group="fwk") if point.name != f"features.{feature}"]
+    return discover(points=[point for point in points if point.dist.name == "fwk"])
+
+
+def test_prompts_without_pooling(tmp_path: Path) -> None:
+    """A model is not served to embed, its option is unknown, and one that generates has no such method."""
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    options: dict[str, Any] = {"plugins": without("pooling"), "load_format": "dummy", "max_total_tokens": 512}
+    with pytest.raises(ConfigError, match="--task embed: no feature that is installed and on makes anything of the"):
+        fwk.LLM(str(tmp_path), task="embed", **options)
+    with pytest.raises(ConfigError, match="unknown option --pooling-type"):
+        fwk.LLM(str(tmp_path), pooling_type="mean", **options)
+    with fwk.LLM(str(tmp_path), **options) as llm:
+        assert len(llm.generate([[1, 2, 3]], SamplingParams(max_tokens=2))[0].token_ids) == 2
+        with pytest.raises(AttributeError, match="embed"):
+            llm.embed([[1, 2, 3]])
+
+
 @pytest.mark.parametrize("feature", FIELDS)
 def test_requests_that_ask_are_refused(feature: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(TINY))
     field, value, told, nothing = FIELDS[feature]
-    points: list[Any] = [point for point in entry_points(group="fwk") if point.name != f"features.{feature}"]
-    plugins = discover(points=[point for point in points if point.dist.name == "fwk"])
+    plugins = without(feature)
     with fwk.LLM(str(tmp_path), plugins=plugins, load_format="dummy", max_total_tokens=512) as llm:
         with pytest.raises(InvalidRequest, match=f"{field} needs a feature that is not installed"):
             llm.generate([[1, 2, 3]], SamplingParams(max_tokens=2, **{field: value}))

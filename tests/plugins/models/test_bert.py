@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -20,7 +21,8 @@ from tokenizers.processors import TemplateProcessing
 
 import fwk
 from fwk.errors import ConfigError, InvalidRequest, ModelLoadError, PluginError
-from fwk.types import Request, SamplingParams
+from fwk.types import Request, SamplingParams, TokenEvent
+from fwk_features.pooling import Vector, Wanted
 
 transformers = lazy("transformers")
 
@@ -267,7 +269,12 @@ def test_a_model_that_generates_makes_no_embeddings(tiny_folder: Path) -> None:
 
 
 def nothing(request_id: str, ids: list[int]) -> Request:
-    return Request(request_id=request_id, prompt_token_ids=ids, sampling=SamplingParams(max_tokens=0))
+    asks = {"pooling": msgspec.Raw(msgspec.msgpack.encode(Wanted()))}
+    return Request(request_id=request_id, prompt_token_ids=ids, sampling=SamplingParams(max_tokens=0), features=asks)
+
+
+def made(event: TokenEvent) -> bytes:
+    return msgspec.msgpack.decode(event.features["pooling"], type=Vector).data
 
 
 @pytest.mark.parametrize("executor", ["inprocess", "threaded"])
@@ -287,7 +294,7 @@ def test_cancelled_requests(reference: tuple[Path, transformers.BertModel], exec
         assert {"5", "6"} <= aborted <= {"1", "5", "6"}
         want = expected(reference[1], batch)
         for key in found.keys() - aborted:
-            vector = np.frombuffer(found[key].embedding or b"", "<f4")
+            vector = np.frombuffer(made(found[key]), "<f4")
             np.testing.assert_allclose(vector, want[int(key)], atol=2e-6)
         assert engine.stats().num_held_blocks == 0
 
@@ -307,7 +314,7 @@ def test_numbers_that_are_none_fail_their_request_alone(
         events = {event.request_id: event for event in llm.engine.step()}
     assert "finite" in (events["1"].error or "")
     for key in ("0", "2"):
-        vector = np.frombuffer(events[key].embedding or b"", "<f4")
+        vector = np.frombuffer(made(events[key]), "<f4")
         np.testing.assert_allclose(vector, expected(reference[1], [batch[int(key)]])[0], atol=2e-6)
 
 

@@ -21,7 +21,7 @@ from fwk.worker.graphs.step_graphs import StepModel
 from fwk.worker.kv import kv_cache
 from fwk.worker.kv.memory_profile import MemoryProfile, MemoryUse
 from fwk.worker.runner.model_runner import ModelRunner
-from fwk.worker.runner.pooling import PoolingRunner
+from fwk.worker.runner.prompt_runner import PromptRunner
 from fwk.worker.runner.rehearsal import LargestStep
 
 log = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ class CacheSizing:
 
     def size(
         self,
-        runner: ModelRunner | PoolingRunner,
+        runner: ModelRunner | PromptRunner,
         largest: LargestStep,
         parts: WorkerFeatures | None = None,
         bind: BindCapture = lambda num_blocks, null_block: None,
@@ -164,7 +164,7 @@ class CacheSizing:
 
     def _measured(
         self,
-        runner: ModelRunner | PoolingRunner,
+        runner: ModelRunner | PromptRunner,
         largest: LargestStep,
         most: int,
         parts: WorkerFeatures | None,

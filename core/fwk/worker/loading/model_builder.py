@@ -31,7 +31,6 @@ from fwk.plugins.answers import checked
 from fwk.plugins.families import COMPUTING
 from fwk.setup.checkpoint import OpenedModel, open_head, open_model
 from fwk.setup.resolve import ModelSetup, check_layers, check_quantizers, variance
-from fwk.text import ModelText
 from fwk.types import ModelConfig
 from fwk.worker.attention_pair import build_attention
 from fwk.worker.graphs.pieces import Seam
@@ -39,7 +38,6 @@ from fwk.worker.loading import memory_need
 from fwk.worker.loading.quantization import AUTO, UNQUANTISED, ChosenQuantization
 from fwk.worker.loading.weights import BaseModelWeights, TrackedWeights
 from fwk.worker.loading.weights_cache import open_cache
-from fwk.worker.runner.pooled_decoder import PooledDecoder
 
 log = logging.getLogger(__name__)
 
@@ -48,8 +46,6 @@ T = TypeVar("T")
 SECOND_MODEL_OPTIONS = {
     "revision": None,
     "task": "auto",
-    "pooling_type": "auto",
-    "classifier_from_token": (),
     "load_format": "auto",
     "tokenizer_path": None,
     "chat_template": None,
@@ -134,12 +130,12 @@ class ModelBuilder:
             "operators", OperatorContext, device=self._device, dtype=self._dtype, threads=self._threads
         )
 
-    def build_served(self, is_greedy: Tensor | None, text: Callable[[], ModelText]) -> Model | Encoder:
+    def build_served(self, is_greedy: Tensor | None) -> Model | Encoder:
         """The served model. ``is_greedy``: as in ``ModelContext``.
 
         Raises ``FwkError`` when a layer or the weights are not what the configuration promised.
         """
-        model, context = self._served(self._setup, self.layers, is_greedy, text)
+        model, context = self._served(self._setup, self.layers, is_greedy)
         self._num_own_layers, self._served_cache = len(self.layers), context.weights_cache
         self.recurrent_states = context.recurrent_states
         self.taps, self.made = context.taps, context.made
@@ -149,9 +145,7 @@ class ModelBuilder:
         check_layers(self.layers, self._factory.item("attention"), self._setup.facts)
         return model
 
-    def rebuild_served(
-        self, opened: OpenedModel, is_greedy: Tensor | None, text: Callable[[], ModelText]
-    ) -> tuple[Model | Encoder, ModelContext]:
+    def rebuild_served(self, opened: OpenedModel, is_greedy: Tensor | None) -> tuple[Model | Encoder, ModelContext]:
         """The served model with the weights of another checkpoint, alongside the one that serves, for ``adopt``.
 
         What it packs is not kept for later starts: checkpoints of a training run come and go. Raises ``FwkError`` when
@@ -164,7 +158,7 @@ class ModelBuilder:
             )
         known, layers = list(self.caches), list[AttentionLayer]()
         try:
-            model, context = self._served(replace(self._setup, opened=opened), layers, is_greedy, text)
+            model, context = self._served(replace(self._setup, opened=opened), layers, is_greedy)
             _check_all_read(opened, self._factory.item("models").name, context)
             assert isinstance(context.quant, ChosenQuantization)
             quant = context.quant.chosen()
@@ -199,7 +193,7 @@ class ModelBuilder:
         self.caches[:] = [cache for cache in self.caches if cache is not self._served_cache]  # it holds the old weights
 
     def _served(
-        self, setup: ModelSetup, layers: list[AttentionLayer], is_greedy: Tensor | None, text: Callable[[], ModelText]
+        self, setup: ModelSetup, layers: list[AttentionLayer], is_greedy: Tensor | None
     ) -> tuple[Model | Encoder, ModelContext]:
         """Build the served model of ``setup.opened``."""
         item = self._factory.item("models")
@@ -210,12 +204,7 @@ class ModelBuilder:
         memory_need.check(setup, context.weights.stored_sizes(), self._dtype.itemsize, self._tp.size, kept)
         if served.runner == "generate":
             context.is_greedy = is_greedy
-        elif served.is_decoder and not self._config.model.classifier_from_token:
-            # No logits are wanted, and there may be no head: one that is tied costs nothing.
-            context.config = replace(context.config, tie_word_embeddings=True)
         model: Model | Encoder = self._factory.build(item, partial(replace, context))
-        if served.runner == "pool" and isinstance(model, Model):
-            model = PooledDecoder(model, context, served.labels, self._token_ids(text) if served.labels else ())
         return model, context
 
     def build_draft(self, name: str) -> Model:
@@ -345,16 +334,6 @@ class ModelBuilder:
         self.caches.append(cache)
         context.weights_cache = cache
         return context
-
-    def _token_ids(self, text: Callable[[], ModelText]) -> tuple[int, ...]:
-        """Of ``--classifier-from-token``. Raises ``ConfigError`` for a word that is not one token."""
-        found: list[int] = []
-        for word in self._config.model.classifier_from_token:
-            ids = text().encode(word, add_special_tokens=False)
-            if len(ids) != 1:
-                raise ConfigError(f"--classifier-from-token: {word!r} is {len(ids)} tokens of this model, not one")
-            found += ids
-        return tuple(found)
 
     def _moe_runner(self, context: MoEContext) -> MoERunner:
         """A runner for one layer. Of a model whose config names no experts, the plugin is chosen with the first."""

@@ -18,7 +18,6 @@ from fwk.process.malloc import large_blocks_returned
 from fwk.process.threads import half_of_torchs_threads
 from fwk.setup.checkpoint import OpenedModel, open_model
 from fwk.setup.resolve import ModelSetup
-from fwk.text import ModelText
 from fwk.worker.kv.identity import fingerprint
 from fwk.worker.loading.model_builder import ModelBuilder
 
@@ -42,7 +41,6 @@ class WeightUpdate:
         setup: ModelSetup,
         models: ModelBuilder,
         is_greedy: Tensor | None,
-        text: Callable[[], ModelText],
         serve: Callable[[Model | Encoder], None],
     ) -> None:
         """serve: run steps with a model whose layers ``models`` has adopted."""
@@ -50,7 +48,6 @@ class WeightUpdate:
         self._setup = setup
         self._models = models
         self._is_greedy = is_greedy
-        self._text = text
         self._serve = serve
         self._prepared: tuple[Model | Encoder, ModelContext] | None = None
 
@@ -81,7 +78,7 @@ class WeightUpdate:
         _check_same(self._setup, opened)
         identity = opened.checkpoint.weights_identity()
         found = fingerprint(opened.path, identity)
-        prepared = self._models.rebuild_served(opened, self._is_greedy, self._text)
+        prepared = self._models.rebuild_served(opened, self._is_greedy)
         if fingerprint(opened.path, identity) != found:
             raise ModelLoadError(f"the files of {model} changed while they were read")
         self._prepared = prepared

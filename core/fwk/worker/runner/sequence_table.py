@@ -46,7 +46,6 @@ class SequenceTable:
         self.unknown = np.zeros(num_slots, np.int64)  # newest tokens that only the device knows yet
         self.num_computed = np.zeros(num_slots, np.int64)
         self.num_prompt = np.zeros(num_slots, np.int64)
-        self.segment_start = np.zeros(num_slots, np.int64)
         self.num_encoder = np.zeros(num_slots + 1, np.int64)  # leading tokens of a prompt, which an encoder reads
         self.is_greedy = np.ones(num_slots, bool)
         self.seeds = np.zeros(num_slots, np.uint64)
@@ -71,7 +70,6 @@ class SequenceTable:
         sampling = new.sampling
         self.is_greedy[slot] = sampling.temperature == 0.0
         self.seeds[slot] = new.seed
-        self.segment_start[slot] = new.segment_start
         self.num_encoder[slot] = new.num_encoder_tokens
         self.logprobs[slot] = -1 if sampling.logprobs is None else sampling.logprobs
         self.features[slot] = self.parts.bits(new)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from fwk.errors import ModelLoadError
 from fwk.interfaces.loader import Checkpoint
+from fwk.interfaces.pooling import PoolingConfig
 from fwk.interfaces.tokenizer_bounds import check_tokenizer_file
-from fwk.types import PoolingConfig
 from fwk_loaders._common.json_file import read_bytes, read_json
 from fwk_loaders._common.pooling import read_pooling
 from fwk_loaders._common.templates import WITH_TOOLS, joined

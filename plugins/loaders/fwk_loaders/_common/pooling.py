@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from fwk.errors import ModelLoadError
-from fwk.types import PoolingConfig
+from fwk.interfaces.pooling import PoolingConfig
 from fwk_loaders._common.json_file import MAX_JSON_BYTES, read_bytes, read_json
 
 MODULES = "modules.json"

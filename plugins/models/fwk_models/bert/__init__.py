@@ -4,7 +4,8 @@ from typing import Any
 
 from fwk import ModelSpec, hookimpl
 from fwk.errors import ModelLoadError
-from fwk.types import ModelConfig, PoolingConfig
+from fwk.interfaces.pooling import PoolingConfig
+from fwk.types import ModelConfig
 from fwk_models._common.config import Config, ConfiguredSpec
 
 DEFAULTS: dict[str, dict[str, Any]] = {
