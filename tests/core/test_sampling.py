@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from fwk.errors import BlameSequence
 from fwk.interfaces.sampling import LogitsProcessor, LogitsView, Sampler, SamplingContext, SamplingRows
 from fwk.interfaces.speculative import Acceptance
 from fwk.types import NewSequence, SamplingParams
+from fwk.types.sampling import RANGES
 from fwk.worker.runner.sequence_table import SequenceTable
 from fwk.worker.runner.step_rows import StepRows
 from fwk.worker.sampling.pipeline import Place, SamplingPipeline, num_finished
@@ -201,3 +203,25 @@ def test_a_name_that_is_no_field_is_told_with_the_nearest() -> None:
         SamplingParams(max_token=5)  # pyright: ignore[reportCallIssue]
     with pytest.raises(TypeError, match=r"there are max_tokens, .*extra"):
         SamplingParams(zzz=5)  # pyright: ignore[reportCallIssue]
+
+
+def test_values_that_no_request_can_have_are_refused_where_they_are_given() -> None:
+    """Of each field: another type, and what is out of its range; with the field's name, as a ``ValueError``."""
+    for field in SamplingParams.__struct_fields__:
+        with pytest.raises(ValueError, match=rf"^{field}: expected `\S+"):
+            SamplingParams(**{field: object()})
+    for field, (low, high) in RANGES.items():
+        for value in (low - 1, high + 1, *([math.nan] if isinstance(low, float) else [])):
+            if (field, value) != ("max_tokens", 0):  # of NOTHING_FOLLOWS
+                with pytest.raises(ValueError, match=rf"^{field}( must be between|: integer value out of range)"):
+                    SamplingParams(**{field: value})
+    wrong: dict[str, Any] = {
+        "top_p": 0, "max_tokens": True, "top_k": 1.5, "stop": "x", "stop_token_ids": [1.5], "logit_bias": {"a": 1},
+        "bad_words": [""], "allowed_token_ids": [], "temperature": "0.5", "seed": 2**63, "prompt_logprobs": True,
+    }  # fmt: skip
+    for field, value in wrong.items():
+        with pytest.raises(ValueError, match=rf"^{field}|^a {field[:-1].replace('_', ' ')}"):
+            SamplingParams(**{field: value})
+    with pytest.raises(ValueError, match=r"min_tokens \(9\) is larger than max_tokens \(5\)"):
+        SamplingParams(min_tokens=9, max_tokens=5)
+    assert SamplingParams(temperature=torch.tensor(0.5).numpy()[()], top_k=torch.tensor(3)).top_k == 3  # pyright: ignore[reportArgumentType]

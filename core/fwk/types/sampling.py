@@ -114,20 +114,35 @@ class RepetitionDetection(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
             )
 
 
-class _Suggesting(msgspec.StructMeta):
-    """Says what a name that is no field may have meant."""
+class InvalidParams(InvalidRequest, ValueError):
+    """Parameters that no request can have, where they are made."""
 
-    def __call__(cls, *args: Any, **fields: Any) -> Any:
+
+class _Checking(msgspec.StructMeta):
+    """Checks fields where they are given: their names, types and ranges. Raises ``TypeError`` for a name that is no
+    field, else ``InvalidParams`` that names the field."""
+
+    def __call__(cls, **fields: Any) -> Any:
         for name in fields:
             if name not in cls.__struct_fields__:
                 near = get_close_matches(name, cls.__struct_fields__, 1)
                 hint = f": did you mean {near[0]}?" if near else f"; there are {', '.join(cls.__struct_fields__)}"
                 raise TypeError(f"{cls.__name__} has no field {name!r}{hint}")
-        return super().__call__(*args, **fields)
+        try:
+            made = msgspec.convert({n: v.item() if hasattr(v, "item") else v for n, v in fields.items()}, cls)
+            if made.max_tokens != 0:  # NOTHING_FOLLOWS
+                made.check(2**63)
+        except msgspec.ValidationError as error:
+            what, _, where = str(error).partition(" - at ")
+            name = where.partition("$.")[2].partition("[")[0].rstrip("`")
+            raise InvalidParams(f"{name}: {what[0].lower()}{what[1:]}", name) from None
+        except InvalidRequest as error:
+            raise InvalidParams(str(error), error.param) from None
+        return made
 
 
 class SamplingParams(
-    msgspec.Struct, metaclass=_Suggesting, kw_only=True, frozen=True, omit_defaults=True, forbid_unknown_fields=True
+    msgspec.Struct, metaclass=_Checking, kw_only=True, frozen=True, omit_defaults=True, forbid_unknown_fields=True
 ):
     """Immutable sampling and stop settings of a request.
 

@@ -23,7 +23,7 @@ COUNT = 24
 ONE = [
     {"top_k": 1},
     {"top_k": 1, "temperature": 5.0, "top_p": 0.99},
-    {"top_p": 0.0},
+    {"top_p": 1e-30},
     {"top_p": 1e-9},
     {"top_p": 1e-5, "temperature": 3.0},
     {"top_k": 40, "top_p": 0.01},
