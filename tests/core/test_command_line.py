@@ -70,9 +70,19 @@ def test_a_wrong_variable_is_an_error(monkeypatch: pytest.MonkeyPatch, name: str
         read()
 
 
-@pytest.mark.parametrize(("word", "said"), [("serv", "did you mean 'serve'?"), ("xyzzy", "commands: serve, ")])
-def test_an_unknown_command(capsys: Any, word: str, said: str) -> None:
-    assert main([word]) != 0
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("serv", "did you mean 'serve'?"),
+        ("xyzzy", "commands: serve, "),
+        ("plugins lst", "did you mean 'list'?"),
+        ("plugins quantt", "unknown command of fwk plugins 'quantt': did you mean 'why quant'?"),
+        ("plugins why quantt", "unknown family 'quantt' (did you mean 'quant'?); families: "),
+        ("plugins new quantt x", "unknown family 'quantt' (did you mean 'quant'?); families: "),
+    ],
+)
+def test_an_unknown_command(capsys: Any, words: str, said: str) -> None:
+    assert main(words.split()) != 0
     assert said in capsys.readouterr().err
 
 

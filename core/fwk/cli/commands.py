@@ -55,6 +55,10 @@ def run_plugins(words: Sequence[str]) -> int:
         about = "Look at the installed plugins, prove them, begin new ones."
         print(overview("fwk plugins", about, found, "'fwk plugins COMMAND --help' explains a command."), end="")
         return 0 if words else 2
+    from fwk.plugins import FAMILIES  # noqa: PLC0415 - here alone: other commands start without it
+
+    if not difflib.get_close_matches(words[0], found, 1) and (near := difflib.get_close_matches(words[0], FAMILIES, 1)):
+        raise ConfigError(f"unknown command of fwk plugins {words[0]!r}: did you mean 'why {near[0]}'?")
     return run(words[0], found, words[1:], "command of fwk plugins")
 
 

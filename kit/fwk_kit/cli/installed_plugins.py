@@ -14,6 +14,7 @@ from fwk.cli.option_parsing import Parser
 from fwk.config import Config
 from fwk.errors import ConfigError
 from fwk.plugins import FAMILIES, PluginSet, discover
+from fwk.plugins.selection import closest
 
 
 def list_plugins(argv: Sequence[str]) -> int:
@@ -116,7 +117,9 @@ def why(argv: Sequence[str]) -> int:
     plugins = discover(warn=None)
     family = next((name for name, f in FAMILIES.items() if arguments.family in (name, f.hook, f.option)), None)
     if family is None:
-        raise ConfigError(f"unknown family {arguments.family!r}; families: {', '.join(FAMILIES)}")
+        raise ConfigError(
+            f"unknown family {arguments.family!r}{closest(arguments.family, FAMILIES)}; families: {', '.join(FAMILIES)}"
+        )
     answer = plugin_why.why(plugins, family, _config(plugins, arguments))
     print(json.dumps(asdict(answer), indent=2) if arguments.json else plugin_why.as_text(answer))
     return 0

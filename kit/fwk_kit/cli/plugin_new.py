@@ -12,7 +12,7 @@ from fwk import __version__
 from fwk.errors import ConfigError
 from fwk.plugins import FAMILIES, PluginSet
 from fwk.plugins.options import flag
-from fwk.plugins.selection import caches_with_tiers
+from fwk.plugins.selection import caches_with_tiers, closest
 
 NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 MODULES = ("__init__.py", "plugin.py", "contract.py")
@@ -139,7 +139,7 @@ def create(plugins: PluginSet, family: str, name: str, parent: Path) -> Path:
     """Write the package ``fwk-NAME`` into ``parent``; its folder. Raises ``ConfigError``."""
     found = next((key for key, known in FAMILIES.items() if family in (key, known.hook, known.option)), None)
     if found is None:
-        raise ConfigError(f"unknown family {family!r}; families: {', '.join(FAMILIES)}")
+        raise ConfigError(f"unknown family {family!r}{closest(family, FAMILIES)}; families: {', '.join(FAMILIES)}")
     if not NAME.fullmatch(name):
         raise ConfigError(f"{name!r} is not a name for a plugin: lower-case letters and digits, and single _ between")
     taken = plugins.by_family.get(found, {}).get(name)
