@@ -78,7 +78,7 @@ def unguarded_app(
     admin_routes: Sequence[AddRoutes] = (),
 ) -> FastAPI:
     """The same for one of several models: ``guarded`` is put around all of them."""
-    app = FastAPI(title="fwk", version=__version__, docs_url=None, redoc_url=None)
+    app = FastAPI(title="fwk", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
     routes = app.state.routes = RouteRegistry(app, keys)
     routes.register("core", lambda app: add_core_routes(app, reports, admission), public=PUBLIC_ROUTES)
     for number, add in enumerate(admin_routes):

@@ -117,9 +117,8 @@ def why(argv: Sequence[str]) -> int:
     plugins = discover(warn=None)
     family = next((name for name, f in FAMILIES.items() if arguments.family in (name, f.hook, f.option)), None)
     if family is None:
-        raise ConfigError(
-            f"unknown family {arguments.family!r}{closest(arguments.family, FAMILIES)}; families: {', '.join(FAMILIES)}"
-        )
+        hint = closest(str(arguments.family), FAMILIES)
+        raise ConfigError(f"unknown family {arguments.family!r}{hint}; families: {', '.join(FAMILIES)}")
     answer = plugin_why.why(plugins, family, _config(plugins, arguments))
     print(json.dumps(asdict(answer), indent=2) if arguments.json else plugin_why.as_text(answer))
     return 0

@@ -107,3 +107,18 @@ async def test_another_base_address_is_told_the_one_to_use(whole_app, dialect, m
     assert reply.status_code == 404
     assert (f": use {likely} " in reply.text) if likely else (": use" not in reply.text)
     assert named["object"] == "list", "no model without a name"
+
+
+async def test_no_address_is_redirected_for_a_slash(whole_app, dialect):
+    """Clients that follow no redirect, and proxies whose address it does not name, need another answer."""
+    app = whole_app(dialect)
+    routes = {(route.path, method) for route in app.routes for method in route.methods}
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+        for path, method in sorted(route for route in routes if "{" not in route[0] and len(route[0]) > 1):
+            reply = await http.request(method, f"{path}/", json={} if method == "POST" else None)
+            assert reply.status_code == 404 or (path, reply.status_code) == ("/v1/models", 200), (method, path)
+            assert f"use {path} " in reply.text or method == "HEAD" or reply.status_code == 200, (
+                method,
+                path,
+                reply.text,
+            )
