@@ -6,12 +6,9 @@ import asyncio
 import contextlib
 import logging
 import secrets
-import shutil
 import signal
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -22,6 +19,7 @@ from fwk.config.wire import to_plain
 from fwk.engine.process import LaunchSpec
 from fwk.errors import EngineDead, InvalidRequest
 from fwk.interfaces.engine_pool import Engine, Receiver
+from fwk.process.folders import TemporaryFolder
 from fwk.server.engine_process import EngineProcess
 from fwk.types import (
     Abort,
@@ -80,7 +78,7 @@ class EngineClient(Engine):
         self._num_changing = 0  # parts of updates of weights, during which it is silent
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
-        self._folder = Path(tempfile.mkdtemp(prefix="fwk-"))  # mode 0700: the socket is ours alone
+        self._folder = TemporaryFolder("engine")  # the socket is ours alone
         self._context = zmq.Context[zmq.Socket[bytes]]()
         self._socket: zmq.Socket[bytes] | None = None
         self._process = process
@@ -95,9 +93,9 @@ class EngineClient(Engine):
 
     async def start(self) -> None:
         """Start the process; ``wait_ready`` tells when it serves."""
-        address = f"ipc://{self._folder}/engine.sock"
+        address = f"ipc://{self._folder.path}/engine.sock"
         if len(address) > 107:  # the system's limit for socket paths
-            raise EngineDead(f"the temporary folder's path is too long for a socket: {self._folder}; set TMPDIR")
+            raise EngineDead(f"the temporary folder's path is too long for a socket: {self._folder.path}; set TMPDIR")
         self._ready = asyncio.get_running_loop().create_future()
         self._process = self._process or EngineProcess(self._num_engines)
         identity = secrets.token_hex(16)  # told through the pipe alone: no other process can speak for us
@@ -253,7 +251,7 @@ class EngineClient(Engine):
             self._socket.close(linger=0)
             self._socket = None
         self._context.destroy(linger=0)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.close()
 
     def _send(self, message: ToEngine) -> None:
         assert self._socket is not None

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
-import tempfile
 import threading
 import weakref
 from collections import Counter
@@ -27,6 +25,7 @@ from fwk.interfaces.loader import Checkpoint
 from fwk.interfaces.multimodal import MediaItem, MultimodalContext, MultimodalProcessor, MultimodalProcessorSpec, Placed
 from fwk.plugins import PluginFactory, PluginSet, Registered
 from fwk.plugins.answers import checked
+from fwk.process.folders import TemporaryFolder
 from fwk.types import Media, ModelConfig
 
 DEFAULT_LIMIT = 16
@@ -53,7 +52,7 @@ class PayloadFolder:
 
     def __init__(self, max_bytes: int | None = None) -> None:
         self._max_bytes = max_bytes
-        self._folder: Path | None = None
+        self._folder: TemporaryFolder | None = None
         self._lock = threading.Lock()
         self._count = 0
 
@@ -61,17 +60,17 @@ class PayloadFolder:
         """Of a request. Raises ``NotServed`` while those of others take more than they may."""
         with self._lock:
             if self._folder is None:
-                self._folder = Path(tempfile.mkdtemp(prefix="fwk-media-"))  # mode 0700: clients' images are private
-            used = sum(path.stat().st_size for path in self._folder.iterdir() if path.exists())
+                self._folder = TemporaryFolder("media")  # clients' images are private
+            used = sum(path.stat().st_size for path in self._folder.path.iterdir() if path.exists())
             if self._max_bytes is not None and used > self._max_bytes:
                 raise NotServed("the images of other requests take all the room there is (--mm-payload-bytes)", 503, 1)
             self._count += 1
-            return PayloadFile(self._folder / f"{self._count}.npz")
+            return PayloadFile(self._folder.path / f"{self._count}.npz")
 
     def close(self) -> None:
         with self._lock:
             if self._folder is not None:
-                shutil.rmtree(self._folder, ignore_errors=True)
+                self._folder.close()
 
 
 def processor_item(plugins: PluginSet, config: ModelConfig, kinds: frozenset[str], name: str) -> Registered | None:
