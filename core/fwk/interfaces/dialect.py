@@ -618,6 +618,9 @@ class Dialect(ABC):
 
     elsewhere: ClassVar[Mapping[str, str]] = {}
 
+    max_bodies: Mapping[str, int] = {}
+    """Of paths whose bodies may be larger than ``--max-body-bytes``, as they are not kept in memory: their bytes."""
+
     public_paths: ClassVar[tuple[str, ...]] = ()
 
     invalid_status: ClassVar[int] = 400

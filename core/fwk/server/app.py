@@ -120,11 +120,14 @@ def _middleware(
     def error_body(scope: Scope, status: int, message: str, param: str | None) -> dict[str, Any]:
         return routes[0].error_body(scope, status, message, param, None)
 
+    def max_body(path: str) -> int:
+        return max(max_body_bytes, *(one.max_body(path) for one in routes))
+
     guards = [one.guard for one in routes]
     found: list[tuple[Any, dict[str, Any]]] = [
         (
             RequestMiddleware,
-            {"guards": guards, "max_body_bytes": max_body_bytes, "admission": admission, "error_body": error_body},
+            {"guards": guards, "max_body": max_body, "admission": admission, "error_body": error_body},
         )
     ]
     if allowed_origins:  # outermost: a browser asks without a key whether it may ask, and reads errors too

@@ -48,13 +48,13 @@ class RequestMiddleware:
         app: ASGIApp,
         *,
         guards: Sequence[Guard],
-        max_body_bytes: int,
+        max_body: Callable[[str], int],
         admission: AdmissionController,
         error_body: ErrorBody,
     ) -> None:
         self._app = app
         self._guards = guards
-        self._max_body = max_body_bytes
+        self._max_body = max_body
         self._admission = admission
         self._error_body = error_body
 
@@ -78,8 +78,9 @@ class RequestMiddleware:
             await self._refuse(scope, send_with_id, 401, refusal)
             return
         length = headers.get(b"content-length", b"0")
-        if length.isdigit() and int(length) > self._max_body:
-            message = f"the body is larger than {self._max_body} bytes"
+        most = self._max_body(scope["path"])
+        if length.isdigit() and int(length) > most:
+            message = f"the body is larger than {most} bytes"
             await self._refuse(scope, send_with_id, 413, message)
             return
         if headers.get(b"content-encoding", b"").strip().lower() not in (b"", b"identity"):
@@ -111,7 +112,7 @@ class RequestMiddleware:
             await send(message)
 
         try:
-            await self._app(scope, _limited(receive, self._max_body), watched)
+            await self._app(scope, _limited(receive, self._max_body(scope["path"])), watched)
         except Exception as error:
             if has_begun:
                 raise

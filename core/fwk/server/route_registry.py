@@ -71,6 +71,10 @@ class RouteRegistry:
         self._app.openapi_schema = None
         self.guard.forget(gone)
 
+    def max_body(self, path: str) -> int:
+        """Bytes of a body that a dialect takes there, whatever the server's limit is; 0: it says nothing of it."""
+        return max((dialect.max_bodies.get(path, 0) for dialect in self._dialects.values()), default=0)
+
     def error_body(
         self, scope: Scope, status: int, message: str, param: str | None, code: str | None
     ) -> dict[str, Any]:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from tests.helpers.keeping_server import KeepingServer
 from tests.helpers.lazy import lazy
 
-from fwk.errors import EngineDead
+from fwk.errors import EngineDead, PluginLoadError
 from fwk.interfaces.dialect import DialectContext
 from fwk.interfaces.lifecycle import PluginLifecycle, Stage
-from fwk_server._common import batches
+from fwk_server._common import batches, records
 from fwk_server.openai import OpenAIOptions
 from fwk_server.openai.dialect import OpenAIDialect
 
@@ -25,8 +27,8 @@ CHAT = "/v1/chat/completions"
 
 
 @pytest.fixture
-def options(tmp_path: Path) -> OpenAIOptions:
-    return OpenAIOptions(files_dir=str(tmp_path), max_files_bytes=10_000, batch_concurrency=2)
+def options() -> OpenAIOptions:
+    return OpenAIOptions(max_files_bytes=20_000, batch_concurrency=2)
 
 
 @pytest.fixture
@@ -176,7 +178,6 @@ async def test_cancelling_keeps_what_there_is(sdk, frontend) -> None:
         ([""], "no lines", None),
         (["{"], "not JSON", 1),
         (["[]"], "must be a JSON object", 1),
-        ([line("a"), line("a")], "twice", 2),
         ([line("a") | {"method": "GET"}], "method must be POST", 1),
         ([line("a", "/v1/embeddings")], "url must be /v1/chat/completions", 1),
         ([line("a") | {"body": 3}], "body must be an object", 1),
@@ -199,7 +200,7 @@ async def test_what_is_refused(sdk, base_url) -> None:
     with pytest.raises(openai.BadRequestError, match="purpose must be batch"):
         await sdk.files.create(file=("x", b"x"), purpose="assistants")
     with pytest.raises(openai.BadRequestError, match="--max-files-bytes"):
-        await sdk.files.create(file=("x", b"x" * 10_001), purpose="batch")
+        await sdk.files.create(file=("x", b"x" * 20_001), purpose="batch")
     file = await upload(sdk, line("a"))
     with pytest.raises(openai.BadRequestError, match="endpoint"):
         await sdk.batches.create(input_file_id=file.id, endpoint="/v1/responses", completion_window="24h")
@@ -213,13 +214,153 @@ async def test_what_is_refused(sdk, base_url) -> None:
         assert (await http.get("/v1/files?limit=0")).status_code == 400
 
 
-async def test_nothing_is_left_when_the_server_ends(frontend, options, tmp_path: Path) -> None:
+async def test_a_bad_line_fails_alone(sdk) -> None:
+    twice = json.dumps(line("twice")).replace('"method"', '"custom_id": "x", "method"', 1)
+    lines = [line("a"), "{", line("a"), line("b", stream=True), twice, line("c")]
+    batch = await run(sdk, *lines)
+    assert batch.status == "completed"
+    assert batch.request_counts is not None
+    assert batch.request_counts.model_dump() == {"total": 6, "completed": 2, "failed": 4}
+    assert batch.errors is not None
+    assert batch.errors.data is not None
+    said = {error.line: error.message or "" for error in batch.errors.data}
+    words = {2: "not JSON", 3: "'a' is there twice", 4: "not streamed", 5: "the key 'custom_id' is given twice"}
+    assert said.keys() == words.keys()
+    assert all(words[number] in said[number] for number in said)
+    content = (await sdk.files.content(batch.error_file_id)).text.splitlines()
+    assert [json.loads(told)["error"]["message"] for told in content] == list(said.values())
+    assert set(await lines_of(sdk, batch.output_file_id)) == {"a", "c"}
+
+
+async def test_results_without_room_end_a_batch(sdk, dialect) -> None:
+    file = await upload(sdk, *(line(f"q{i}") for i in range(9)))
+    dialect._files.take(20_000 - file.bytes - 2_000)
+    batch = await sdk.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+    found = await ended(sdk, batch.id)
+    assert found.status == "failed"
+    assert found.errors is not None
+    assert "--max-files-bytes" in str(found.errors.data)
+    assert 0 < len(await lines_of(sdk, found.output_file_id)) < 9, "what was answered stays"
+
+
+FORM = (
+    b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+    b'--b\r\nContent-Disposition: form-data; name="file"; filename="x"\r\n\r\n'
+)
+
+
+@pytest.mark.parametrize(
+    ("form", "said"),
+    [
+        (FORM + b"x" * 100, "last boundary"),
+        (b"nonsense", "cannot be read"),
+        (FORM + b"x\r\n" + FORM[FORM.index(b"--b", 3) :] + b"x\r\n--b--\r\n", "given twice"),
+        (FORM.replace(b"batch", b"b" * 2_000) + b"x\r\n--b--\r\n", "1024 characters"),
+        (FORM.replace(b"purpose", b"other") + b"x\r\n--b--\r\n", "purpose must be batch"),
+        (FORM + b"x" * 30_000 + b"\r\n--b--\r\n", "--max-files-bytes"),
+    ],
+)
+async def test_forms_that_are_none_leave_nothing(client, dialect, form: bytes, said: str) -> None:
+    headers = {"content-type": "multipart/form-data; boundary=b"}
+    refused = await client.post("/v1/files", content=form, headers=headers)
+    assert (refused.status_code, said in refused.text) == (400, True), refused.text
+    assert not list(dialect._files.records.folder.iterdir())
+    assert dialect._files._num_bytes == 0
+
+
+def served(frontend, folder: Path) -> KeepingServer:
+    options = OpenAIOptions(files_dir=str(folder), max_files_bytes=100_000, batch_concurrency=2)
+    return KeepingServer(OpenAIDialect, frontend, options)
+
+
+async def test_what_a_dead_server_kept_goes_on(frontend, tmp_path: Path) -> None:
+    generate, go = frontend.generate, asyncio.Event()
+
+    async def waits(item):
+        if len(frontend.items) > 3:
+            await go.wait()
+        async for deltas in generate(item):
+            yield deltas
+
+    frontend.generate = waits
+    first = served(frontend, tmp_path)
+    http = await first.start()
+    kept = (await http.post(CHAT, json=line("kept")["body"] | {"store": True, "metadata": {"a": "b"}})).json()
+    data = "\n".join(json.dumps(line(f"q{i}")) for i in range(8)) + "\n{"
+    file = (await http.post("/v1/files", data={"purpose": "batch"}, files={"file": ("in.jsonl", data)})).json()
+    asked = {"input_file_id": file["id"], "endpoint": CHAT, "completion_window": "24h"}
+    batch = (await http.post("/v1/batches", json=asked)).json()
+    at = f"/v1/batches/{batch['id']}"
+    async with asyncio.timeout(10):
+        while (await http.get(at)).json()["request_counts"]["completed"] < 2:
+            await asyncio.sleep(0.01)
+    second = served(frontend, tmp_path)
+    waiting = await second.start()
+    assert (await waiting.get(at)).status_code == 503, "another server has the folder"
+    await first.die()
+    [output] = tmp_path.glob("*/batch_*_output")
+    with output.open("ab") as torn:
+        torn.write(b'{"id": "batch_req_7_')
+    (output.parent / "left").write_bytes(b"half an upload")
+    go.set()
+    await asyncio.sleep(records.SECONDS + 0.2)
+    async with asyncio.timeout(10):
+        while (found := (await waiting.get(at)).json())["status"] != "completed":
+            await asyncio.sleep(0.01)
+    assert (found["created_at"], found["expires_at"]) == (batch["created_at"], batch["expires_at"])
+    assert found["request_counts"] == {"total": 9, "completed": 8, "failed": 1}
+    answered = (await waiting.get(f"/v1/files/{found['output_file_id']}/content")).text.splitlines()
+    assert sorted(json.loads(told)["custom_id"] for told in answered) == [f"q{i}" for i in range(8)], "each once"
+    assert (await waiting.get(f"{CHAT}/{kept['id']}")).json()["metadata"] == {"a": "b"}
+    sizes = [stored["bytes"] for stored in (await waiting.get("/v1/files")).json()["data"]]
+    assert (len(sizes), second.dialect._files._num_bytes) == (3, sum(sizes))
+    assert not (output.parent / "left").exists()
+    await second.lifecycles.end()
+    third = served(frontend, tmp_path)
+    assert (await (await third.start()).get(at)).json() == found, "one that has ended is told as it was"
+    await third.lifecycles.end()
+
+
+async def test_an_expired_batch_does_not_go_on(frontend, tmp_path: Path, monkeypatch) -> None:
+    generate = frontend.generate
+    frontend.generate = lambda item: _never()
+    first = served(frontend, tmp_path)
+    http = await first.start()
+    files = {"file": ("in.jsonl", json.dumps(line("a")))}
+    file = (await http.post("/v1/files", data={"purpose": "batch"}, files=files)).json()
+    monkeypatch.setattr(batches, "SECONDS", 1)
+    asked = {"input_file_id": file["id"], "endpoint": CHAT, "completion_window": "24h"}
+    batch = (await http.post("/v1/batches", json=asked)).json()
+    await asyncio.sleep(0.1)
+    await first.die()
+    await asyncio.sleep(1)
+    frontend.generate = generate
+    second = served(frontend, tmp_path)
+    http = await second.start()
+    await asyncio.sleep(0.2)
+    assert (await http.get(f"/v1/batches/{batch['id']}")).json()["status"] == "expired"
+    await second.lifecycles.end()
+
+
+async def _never() -> AsyncIterator[Any]:
+    await asyncio.Event().wait()
+    yield []
+
+
+async def test_a_folder_that_cannot_be_read_stops_the_start(frontend, tmp_path: Path) -> None:
+    server = served(frontend, tmp_path)
+    [folder] = tmp_path.iterdir()
+    (folder / "records.sqlite").write_bytes(b"no database" * 1000)
+    with pytest.raises(PluginLoadError, match="--files-dir"):
+        await server.start()
+
+
+async def test_nothing_is_left_when_the_server_ends(frontend, options) -> None:
     lifecycle = PluginLifecycle()
     dialect = OpenAIDialect(DialectContext(frontend, options, lifecycle))
     path = dialect._files.new_path()
     path.write_bytes(b"x")
     dialect._files.add(path, "x", "batch", "")
-    assert list(tmp_path.iterdir())
     for call in lifecycle.calls[Stage.CLOSE]:
         await call()
-    assert not list(tmp_path.iterdir())
+    assert not path.parent.exists()

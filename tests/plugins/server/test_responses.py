@@ -11,6 +11,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 from pydantic import TypeAdapter
+from tests.helpers.keeping_server import KeepingServer
 from tests.helpers.lazy import lazy
 
 from fwk.errors import RequestFailed
@@ -19,6 +20,7 @@ from fwk.interfaces.parser import ParserContext
 from fwk_kit.testing.fake_frontend import FakeFrontend
 from fwk_parsers.json.parser import JsonParser
 from fwk_parsers.think.parser import ThinkParser
+from fwk_server._common.records import Records
 from fwk_server._common.store import ObjectStore, UnknownObject
 from fwk_server.openai_responses import ResponsesOptions
 from fwk_server.openai_responses.dialect import ResponsesDialect
@@ -205,6 +207,47 @@ async def test_in_the_background(sdk, http, frontend, fake):
         await sdk.responses.retrieve(third.id)
 
 
+async def test_what_a_dead_server_had_in_the_background_is_made_by_the_next(frontend, tmp_path):
+    options = ResponsesOptions(files_dir=str(tmp_path))
+    go = asyncio.Event()
+    generate = frontend.generate
+
+    async def waits(item):
+        if frontend.items:
+            await go.wait()
+        async for deltas in generate(item):
+            yield deltas
+
+    frontend.generate = waits
+    first = KeepingServer(ResponsesDialect, frontend, options)
+    client = await first.start()
+    at = "/v1/responses"
+    before = (await client.post(at, json={"input": "Hi"})).json()
+    talk = (await client.post("/v1/conversations", json={})).json()
+    later = {"input": "And?", "background": True, "previous_response_id": before["id"]}
+    asked = (await client.post(at, json=later)).json()
+    lost = (await client.post(at, json=later)).json()
+    assert (await client.get(f"{at}/{asked['id']}")).json()["status"] == "in_progress"
+    await first.die()
+    go.set()
+    second = KeepingServer(ResponsesDialect, frontend, options)
+    client = await second.start()
+    async with asyncio.timeout(10):
+        while (done := (await client.get(f"{at}/{asked['id']}")).json()).get("status") != "completed":
+            await asyncio.sleep(0.01)
+    assert done["output"][0]["content"][0]["text"] == TEXT
+    assert done | {name: asked[name] for name in ("status", "completed_at", "output", "usage")} == asked
+    assert (await client.get(f"{at}/{lost['id']}")).json()["status"] == "completed"
+    assert (await client.get(f"/v1/conversations/{talk['id']}")).json() == talk
+    assert (await client.delete(f"{at}/{lost['id']}")).json()["deleted"]
+    await second.lifecycles.end()
+    third = KeepingServer(ResponsesDialect, frontend, options)
+    client = await third.start()
+    assert (await client.get(f"{at}/{asked['id']}")).json() == done
+    assert (await client.get(f"{at}/{lost['id']}")).status_code == 404
+    await third.lifecycles.end()
+
+
 async def test_a_stream_in_the_background_goes_on_without_its_client(sdk, frontend):
     """Whoever lost it gets the rest, and all of it later: the same events."""
     go = asyncio.Event()
@@ -346,7 +389,7 @@ async def test_a_schema_reaches_the_engine(sdk, frontend):
 
 
 def test_the_store_is_bounded():
-    store = ObjectStore(8_192)
+    store = ObjectStore(8_192, Records(None, ""), "")
     get = lambda name: store.get(("", name), "response", "response_id")  # noqa: E731
     for i in range(100):
         assert store.put(("", str(i)), {"response": "x" * 1_000}, [f"part {i}"])

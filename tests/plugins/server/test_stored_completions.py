@@ -81,6 +81,17 @@ async def test_a_store_of_nothing(app_of, frontend):
         assert (await http.get("/v1/chat/completions")).json()["data"] == []
 
 
+async def test_a_change_that_does_not_fit_changes_nothing(app_of, frontend):
+    dialect = OpenAIDialect(DialectContext(frontend, OpenAIOptions(completions_store_bytes=3_000)))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app_of(dialect)), base_url="http://test") as http:
+        body = {"messages": HI, "store": True, "metadata": {"a": "b"}}
+        at = f"/v1/chat/completions/{(await http.post('/v1/chat/completions', json=body)).json()['id']}"
+        kept = (await http.get(at)).json()
+        refused = await http.post(at, json={"metadata": {str(i): "x" * 512 for i in range(8)}})
+        assert (refused.status_code, "--completions-store-bytes" in refused.text) == (400, True)
+        assert (await http.get(at)).json() == kept
+
+
 async def test_a_misspelt_field_is_named_once_in_the_log(sdk, caplog):
     for _ in range(2):
         extra = {"temprature": 1, "a_field_of_later": 1}

@@ -1,17 +1,23 @@
-"""Options of the dialects that run batches."""
+"""Options of the dialects that keep something for clients."""
 
 from fwk import Options, option
 
 
-class BatchOptions(Options):
-    """Where files are kept, and how many requests of batches run at a time: of each dialect."""
+class KeepingOptions(Options):
+    """Where what clients left with the server is kept: of each dialect."""
 
     files_dir: str | None = option(
         None,
-        "Folder for uploaded files and results of batches; they go when the server ends (default: the system's "
-        "temporary folder).",
+        "Folder for uploaded files, batches and stored replies, where the next server finds them and goes on with "
+        "what was under way (default: files in the system's temporary folder, replies in memory, until the server "
+        "ends).",
         aliases=["file-storage-path", "file-storage-pth"],
     )
+
+
+class BatchOptions(KeepingOptions):
+    """How much is kept, and how many requests of batches run at a time: of each dialect."""
+
     max_files_bytes: int = option(
         2**30,
         "Bytes of uploaded files and results of batches that are kept, of each API; more are refused.",

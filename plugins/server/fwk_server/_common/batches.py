@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
+import os
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Generator, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import IO, Any
 
 import msgspec
@@ -21,9 +24,9 @@ from starlette.exceptions import HTTPException
 
 from fwk.errors import EngineDead, InvalidRequest, NotServed, RequestFailed
 from fwk.interfaces.dialect import Frontend
-from fwk_server._common.body import shown
+from fwk_server._common.body import MAX_DEPTH, check_counts, is_too_deep, shown
 from fwk_server._common.caller import Caller
-from fwk_server._common.files import FileStore, StoredFile
+from fwk_server._common.files import FileStore, NoRoom, StoredFile, UnknownFile
 
 MAX_REQUESTS = 50_000
 MAX_BATCHES = 10_000
@@ -34,6 +37,9 @@ MAX_TOLD = 100
 
 SECONDS = 24 * 3600.0
 """The completion window."""
+
+ENDED = ("completed", "failed", "expired", "cancelled")
+"""States that a batch does not leave."""
 
 PATIENCE = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0)
 """Seconds between tries of a request that the server cannot take now."""
@@ -51,44 +57,127 @@ class Batch:
 
     tenant: str
     body: dict[str, Any]
+    caller: Caller
     task: asyncio.Task[None] | None = None
-    has_ended: bool = False
+
+    @property
+    def id(self) -> str:
+        return self.body["id"]
+
+    @property
+    def has_ended(self) -> bool:
+        return self.body["status"] in ENDED
 
 
 @dataclass(slots=True)
-class _Line:
-    """A request of the file."""
+class Line:
+    """A line of a batch's file: a request's body as it is written, or why it is none.
 
+    ``custom_id``: empty where it is not known.
+    """
+
+    number: int
     custom_id: str
-    body: bytes
+    body: bytes = b""
+    wrong: str = ""
 
 
-@dataclass(slots=True)
 class _Results:
-    """The files of replies and of errors, written as they come; None until there is one."""
+    """The files of replies and of errors, written as they come; a batch that goes on adds to those it has."""
 
-    store: FileStore
-    files: dict[str, IO[bytes]] = field(default_factory=dict[str, IO[bytes]])
+    def __init__(self, store: FileStore, batch: Batch) -> None:
+        self._store = store
+        self._batch = batch
+        self._files: dict[str, IO[bytes]] = {}
+
+    @staticmethod
+    def paths(store: FileStore, batch: Batch) -> dict[str, Path]:
+        return {kind: store.new_path(f"{batch.id}_{kind}") for kind in ("output", "error")}
+
+    def resume(self) -> set[int]:
+        """The numbers of the lines that were answered before. What was cut off is taken away. Off the event loop."""
+        done: set[int] = set()
+        counts = self._batch.body["request_counts"]
+        for (kind, path), name in zip(
+            self.paths(self._store, self._batch).items(), ("completed", "failed"), strict=True
+        ):
+            counts[name] = 0
+            if path.exists():
+                file = self._files[kind] = path.open("rb+")
+                size = path.stat().st_size
+                for number in _whole_lines(file):
+                    done.add(number)
+                    counts[name] += 1
+                self._store.give_back(size - path.stat().st_size)
+        return done
 
     def write(self, kind: str, line: dict[str, Any]) -> None:
-        file = self.files.get(kind)
+        data = orjson.dumps(line) + b"\n"
+        self._store.take(len(data))
+        file = self._files.get(kind)
         if file is None:
-            file = self.files[kind] = self.store.new_path().open("wb")
-        file.write(orjson.dumps(line) + b"\n")
+            file = self._files[kind] = self.paths(self._store, self._batch)[kind].open("wb")
+        place = file.tell()
+        try:
+            file.write(data)
+            file.flush()  # a server that is killed has written it
+        except OSError:
+            file.truncate(place)
+            raise
 
-    def finish(self, batch: Batch) -> None:
-        for kind, file in self.files.items():
-            file.close()
-            name = f"{batch.body['id']}_{kind}.jsonl"
-            stored = self.store.add(Path(file.name), name, "batch_output", batch.tenant)
-            batch.body[f"{kind}_file_id"] = stored.id
+    def close(self) -> None:
+        """Off the event loop: it waits for the disk."""
+        for file in self._files.values():
+            with file:
+                os.fsync(file.fileno())
+
+    def finish(self) -> None:
+        """Tell of the files, which are closed."""
+        batch = self._batch
+        for kind, file in self._files.items():
+            name = f"file-{kind}-{batch.id.rpartition('_')[2]}"
+            self._store.add(Path(file.name), f"{batch.id}_{kind}.jsonl", "batch_output", batch.tenant, name)
+            batch.body[f"{kind}_file_id"] = name
+
+
+def _whole_lines(file: IO[bytes]) -> Iterator[int]:
+    """The numbers of a results file's lines; behind them the file is cut, and ready for more."""
+    end = 0
+    for data in file:
+        try:
+            number = int(orjson.loads(data)["id"].split("_")[2])
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError):
+            break
+        if not data.endswith(b"\n"):
+            break
+        end += len(data)
+        yield number
+    file.seek(end)
+    file.truncate()
+
+
+class _Lines:
+    """Lines that several tasks take from: read by threads, one at a time."""
+
+    def __init__(self, file: StoredFile, endpoint: str, done: set[int]) -> None:
+        self._lines = (line for line in lines_of(file, endpoint) if line.number not in done)
+        self._lock = Lock()
+
+    def next(self) -> Line | None:
+        with self._lock:
+            return next(self._lines, None)
+
+    def close(self) -> None:
+        with self._lock:
+            self._lines.close()
 
 
 class BatchRunner:
     """Runs batches, all of them together ``concurrency`` requests at a time.
 
-    A batch lives as long as the server. What the server cannot take now is tried again; what it refuses is an error of
-    that request alone.
+    A batch lives as long as the records of the ``store``: one that a server left goes on with the next, with the lines
+    that have no answer. What the server cannot take now is tried again; what it refuses is an error of that request
+    alone.
     """
 
     def __init__(
@@ -100,9 +189,36 @@ class BatchRunner:
         self._error_body = error_body
         self._slots = asyncio.Semaphore(concurrency)
         self._concurrency = concurrency
-        self.batches: dict[str, Batch] = {}
+        self._batches: dict[str, Batch] = {}
+        self._is_closing = False
 
-    def start(
+    def load(self) -> None:
+        """Take over the files and batches that an earlier server kept, and go on with what has not ended."""
+        for (tenant, name), data in self._store.records.all("batch"):
+            told = orjson.loads(data)
+            self._batches[name] = Batch(tenant, told["body"], Caller.of_record(tenant, told["caller"]))
+        waiting = [batch for batch in self._batches.values() if not batch.has_ended]
+        self._store.load(path for batch in waiting for path in _Results.paths(self._store, batch).values())
+        for batch in waiting:
+            log.info("batch %s goes on", batch.id)
+            batch.task = asyncio.create_task(self._run(batch))
+
+    def known(self) -> list[Batch]:
+        """All batches, the oldest first. Raises ``NotServed`` while another server has them."""
+        self._store.records.check_open()
+        return list(self._batches.values())
+
+    def get(self, name: str) -> Batch | None:
+        """A batch, if it is known. Raises as ``known`` does."""
+        self._store.records.check_open()
+        return self._batches.get(name)
+
+    def forget(self, batch: Batch) -> None:
+        """One that has ended."""
+        del self._batches[batch.id]
+        self._store.records.delete("batch", (batch.tenant, batch.id))
+
+    async def start(
         self,
         endpoint: str,
         file: StoredFile,
@@ -112,15 +228,16 @@ class BatchRunner:
         kind: str = "batch",
         total: int = 0,
     ) -> Batch:
-        """Begin a batch of requests to an endpoint. Raises ``NotServed`` when too many are under way.
+        """Begin a batch of requests to an endpoint, which is recorded then. Raises ``NotServed`` when too many are
+        under way, or it cannot be recorded.
 
         kind: how its id begins. total: the number of requests, where it is known before they are read.
         """
-        if len(self.batches) >= MAX_BATCHES:
-            ended = next((name for name, batch in self.batches.items() if batch.has_ended), None)
+        if len(self._batches) >= MAX_BATCHES:
+            ended = next((batch for batch in self._batches.values() if batch.has_ended), None)
             if ended is None:
                 raise NotServed(f"{MAX_BATCHES} batches are under way: try again later", 429)
-            del self.batches[ended]
+            self.forget(ended)
         now = int(time.time())
         body: dict[str, Any] = {
             "id": f"{kind}_{uuid.uuid4().hex}",
@@ -137,74 +254,101 @@ class BatchRunner:
             "request_counts": {"total": total, "completed": 0, "failed": 0},
             "metadata": metadata,
         }
-        batch = self.batches[body["id"]] = Batch(file.tenant, body)
-        batch.task = asyncio.create_task(self._run(batch, file, caller))
+        batch = self._batches[body["id"]] = Batch(file.tenant, body, caller)
+        self._record(batch)
+        try:
+            await self._store.records.flush()
+        except NotServed:
+            del self._batches[batch.id]
+            raise
+        batch.task = asyncio.create_task(self._run(batch))
         return batch
 
     async def cancel(self, batch: Batch) -> None:
         """End a batch: what has been answered stays. One that has ended is left as it is."""
         if not batch.has_ended and batch.task is not None:
             batch.body |= {"status": "cancelling", "cancelling_at": int(time.time())}
+            self._record(batch)
             batch.task.cancel()
             await asyncio.gather(batch.task, return_exceptions=True)
             self._end(batch, "cancelled")
+            await self._store.records.flush()
 
     async def close(self) -> None:
-        """End all."""
-        for batch in list(self.batches.values()):
-            await self.cancel(batch)
+        """End all, or leave them as they are for the next server."""
+        self._is_closing = self._store.records.is_lasting
+        for batch in list(self._batches.values()):
+            if not self._is_closing:
+                await self.cancel(batch)
+            elif batch.task is not None:
+                batch.task.cancel()
+                await asyncio.gather(batch.task, return_exceptions=True)
+
+    def _record(self, batch: Batch) -> None:
+        told = {"body": batch.body, "caller": batch.caller.record()}
+        self._store.records.put("batch", (batch.tenant, batch.id), orjson.dumps(told))
 
     def _end(self, batch: Batch, status: str) -> None:
         if not batch.has_ended:
-            batch.has_ended = True
             batch.body |= {"status": status, f"{status}_at": int(time.time())}
+            self._record(batch)
 
-    async def _run(self, batch: Batch, file: StoredFile, caller: Caller) -> None:
-        endpoint = batch.body["endpoint"]
-        try:
-            total, errors = await self._frontend.run_blocking(validated, file, endpoint)
-        except OSError:
-            total, errors = 0, [_error("file_not_found", "the file was deleted", None)]
-        if errors:
-            batch.body["errors"] = {"object": "list", "data": errors}
-            self._end(batch, "failed")
-            return
-        counts = batch.body["request_counts"]
-        counts["total"] = total
-        batch.body |= {"status": "in_progress", "in_progress_at": int(time.time())}
-        results = _Results(self._store)
+    async def _run(self, batch: Batch) -> None:
+        endpoint, run_blocking = batch.body["endpoint"], self._frontend.run_blocking
+        results = _Results(self._store, batch)
         status = "cancelled"
         try:
-            async with asyncio.timeout(SECONDS):
-                with contextlib.closing(lines_of(file)) as lines:
+            done: set[int] = await run_blocking(results.resume)
+            if batch.body["status"] == "cancelling":  # by an earlier server
+                return
+            status = "failed"
+            file = self._store.get(batch.body["input_file_id"], batch.tenant)
+            total, is_any_good, errors = await run_blocking(validated, file, endpoint)
+            batch.body["errors"] = {"object": "list", "data": errors} if errors else None
+            if not is_any_good:
+                return
+            batch.body["request_counts"]["total"] = total
+            batch.body |= {"status": "in_progress", "in_progress_at": int(time.time())}
+            async with asyncio.timeout(max(batch.body["expires_at"] - time.time(), 0)):
+                with contextlib.closing(_Lines(file, endpoint, done)) as lines:
                     async with asyncio.TaskGroup() as group:
                         for _ in range(min(self._concurrency, total)):
-                            group.create_task(self._work(batch, lines, results, caller))
+                            group.create_task(self._work(batch, lines, results))
             status = "completed"
+        except asyncio.CancelledError:
+            status = "cancelled"
+            raise
         except TimeoutError:
             status = "expired"
         except Exception as error:  # of a disk that is full, say
-            log.exception("a batch cannot go on")
             found = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
-            said = f"internal error: {type(found).__name__}"
-            batch.body["errors"] = {"object": "list", "data": [_error("internal_error", said, None)]}
-            status = "failed"
+            batch.body["errors"] = {"object": "list", "data": [_fatal(found)]}
         finally:
-            results.finish(batch)
-            if status == "completed":
-                batch.body["finalizing_at"] = int(time.time())
-            self._end(batch, status)
+            await run_blocking(results.close)
+            if not self._is_closing:
+                results.finish()
+                if status == "completed":
+                    batch.body["finalizing_at"] = int(time.time())
+                self._end(batch, status)
 
-    async def _work(self, batch: Batch, lines: Iterator[_Line], results: _Results, caller: Caller) -> None:
+    async def _work(self, batch: Batch, lines: _Lines, results: _Results) -> None:
         counts = batch.body["request_counts"]
-        for line in lines:  # shared with the others
-            async with self._slots:
-                status, body = await self._answer(batch.body["endpoint"], line.body, caller)
-            is_fine = status == 200
+        while (line := await self._frontend.run_blocking(lines.next)) is not None:
+            told: dict[str, Any] = {
+                "id": f"batch_req_{line.number}_{uuid.uuid4().hex}",
+                "custom_id": line.custom_id or None,
+                "response": None,
+                "error": {"code": "invalid_request", "message": line.wrong},
+            }
+            is_fine = False
+            if not line.wrong:
+                async with self._slots:
+                    status, body = await self._answer(batch.body["endpoint"], line.body, batch.caller)
+                is_fine = status == 200
+                response = {"status_code": status, "request_id": uuid.uuid4().hex, "body": body}
+                told |= {"response": response, "error": None}
+            results.write("output" if is_fine else "error", told)
             counts["completed" if is_fine else "failed"] += 1
-            response = {"status_code": status, "request_id": uuid.uuid4().hex, "body": body}
-            told = {"id": f"batch_req_{uuid.uuid4().hex}", "custom_id": line.custom_id, "response": response}
-            results.write("output" if is_fine else "error", told | {"error": None})
 
     async def _answer(self, endpoint: str, data: bytes, caller: Caller) -> tuple[int, dict[str, Any]]:
         found = 503, dict[str, Any]()
@@ -239,39 +383,67 @@ class _RawLine(msgspec.Struct):
 _decode_line = msgspec.json.Decoder(_RawLine).decode
 
 
-def validated(file: StoredFile, endpoint: str) -> tuple[int, list[dict[str, Any]]]:
-    """The number of requests of a file, and what is wrong with it. Runs off the event loop."""
+def validated(file: StoredFile, endpoint: str) -> tuple[int, bool, list[dict[str, Any]]]:
+    """The number of lines of a file, whether a request is among them, and what is wrong with it. Off the event loop."""
     errors: list[dict[str, Any]] = []
-    seen: set[str] = set()
-    number = 0
-    with file.path.open("rb") as source:
-        for number, data in enumerate(iter(lambda: source.readline(MAX_LINE + 1), b""), 1):
-            wrong = _wrong(data, endpoint, seen) if number <= MAX_REQUESTS else "too_many_requests"
-            if wrong:
-                message = f"a batch has at most {MAX_REQUESTS} requests" if number > MAX_REQUESTS else wrong
-                errors.append(_error("invalid_request", message, number))
-                if len(errors) == MAX_TOLD or number > MAX_REQUESTS:
-                    break
+    is_any_good, number = False, 0
+    for line in lines_of(file, endpoint):
+        number = line.number
+        if number > MAX_REQUESTS:
+            return 0, False, [_error("too_many_requests", f"a batch has at most {MAX_REQUESTS} requests", number)]
+        is_any_good |= not line.wrong
+        if line.wrong and len(errors) < MAX_TOLD:
+            errors.append(_error("invalid_request", line.wrong, number))
     if not number:
         errors.append(_error("empty_file", "the file has no lines", None))
-    return number, errors
+    return number, is_any_good, errors
 
 
-def _wrong(data: bytes, endpoint: str, seen: set[str]) -> str:
-    if len(data) > MAX_LINE:
-        return f"a line has at most {MAX_LINE} bytes"
+def lines_of(file: StoredFile, endpoint: str) -> Generator[Line]:
+    """The lines of a file. Not on the event loop: each may take its time."""
+    seen: set[str] = set()
+    with file.path.open("rb") as source:
+        number = 0
+        while data := source.readline(MAX_LINE + 1):
+            number += 1
+            if len(data) > MAX_LINE:
+                while data and not data.endswith(b"\n"):
+                    data = source.readline(MAX_LINE)
+                yield Line(number, "", wrong=f"a line has at most {MAX_LINE} bytes")
+                continue
+            yield _read(data, endpoint, number, seen)
+
+
+def _read(data: bytes, endpoint: str, number: int, seen: set[str]) -> Line:
+    """A line. Its body is not looked into: what serves it does, and says what is wrong with it."""
     try:
+        check_counts(data)
         line = orjson.loads(data)
+    except InvalidRequest as error:
+        return Line(number, "", wrong=str(error))
     except orjson.JSONDecodeError as error:
-        return f"not JSON: {error}"
+        return Line(number, "", wrong=f"not JSON: {error}")
     if not isinstance(line, dict):
-        return "a line must be a JSON object"
+        return Line(number, "", wrong="a line must be a JSON object")
     name = line.get("custom_id")
     if not isinstance(name, str) or not 0 < len(name) <= 512:
-        return "custom_id must be a string of 1 to 512 characters"
-    if name in seen:
-        return f"custom_id {shown(name)} is there twice"
+        return Line(number, "", wrong="custom_id must be a string of 1 to 512 characters")
+    wrong = f"custom_id {shown(name)} is there twice" if name in seen else _wrong(line, endpoint)
     seen.add(name)
+    # Too deep a body is refused by what reads it.
+    is_deep = not wrong and is_too_deep(line["body"])
+    if not wrong and not is_deep:
+        wrong = _twice(json.loads(data, object_pairs_hook=list))
+    if wrong:
+        return Line(number, name, wrong=wrong)
+    try:
+        return Line(number, name, bytes(_decode_line(data).body))
+    except RecursionError:
+        return Line(number, name, data)
+
+
+def _wrong(line: dict[str, Any], endpoint: str) -> str:
+    """What is wrong with a line that has a name; its body is an object where this is empty."""
     if line.get("method") != "POST":
         return "method must be POST"
     if line.get("url") != endpoint:
@@ -280,20 +452,27 @@ def _wrong(data: bytes, endpoint: str, seen: set[str]) -> str:
         return "body must be an object"
     if line["body"].get("stream"):
         return "body.stream: the replies of a batch are not streamed"
+    if any(is_too_deep(value) for key, value in line.items() if key != "body"):
+        return f"a line is nested at most {MAX_DEPTH} levels deep"
     return ""
 
 
-def lines_of(file: StoredFile) -> Generator[_Line]:
-    """The requests of a file that was validated."""
-    with file.path.open("rb") as source:
-        for data in source:
-            # The body as it is written: what reads it refuses keys that are given twice, and nesting.
-            try:
-                line = _decode_line(data)
-            except RecursionError:
-                yield _Line(orjson.loads(data)["custom_id"], data)
-            else:
-                yield _Line(line.custom_id, bytes(line.body))
+def _twice(pairs: list[tuple[str, Any]]) -> str:
+    """What is wrong with the keys of a line itself."""
+    keys = [key for key, _ in pairs]
+    seen: set[str] = set()
+    twice = next((key for key in keys if key in seen or seen.add(key)), None)
+    return "" if twice is None else f"the key {shown(twice)} is given twice"
+
+
+def _fatal(error: Exception) -> dict[str, Any]:
+    """Why a batch cannot go on."""
+    if isinstance(error, FileNotFoundError | UnknownFile):
+        return _error("file_not_found", "the file was deleted", None)
+    if isinstance(error, NoRoom):
+        return _error("no_room", f"the results do not fit: {error}", None)
+    log.error("a batch cannot go on", exc_info=error)
+    return _error("internal_error", f"internal error: {type(error).__name__}", None)
 
 
 def _error(code: str, message: str, line: int | None) -> dict[str, Any]:

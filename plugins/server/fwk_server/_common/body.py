@@ -58,12 +58,17 @@ async def read(request: Request, *, is_any_kind: bool = False) -> bytes:
     return await request.body()
 
 
-def parse(data: bytes) -> dict[str, Any]:
-    """Strict JSON: UTF-8, no NaN, no lone surrogates, no key twice, one object."""
+def check_counts(data: bytes) -> None:
+    """Raise ``InvalidRequest`` for JSON of too many values or members, before it is read."""
     if len(data) > MAX_COMMAS and data.count(b",") > MAX_COMMAS:
         raise InvalidRequest(f"the request body holds more than {MAX_COMMAS} values")
     if len(data) > MAX_MEMBERS and data.count(b":") > MAX_MEMBERS and _has_too_many_members(data):
         raise InvalidRequest(f"the request body holds more than {MAX_MEMBERS} members of objects")
+
+
+def parse(data: bytes) -> dict[str, Any]:
+    """Strict JSON: UTF-8, no NaN, no lone surrogates, no key twice, one object."""
+    check_counts(data)
     try:
         value = orjson.loads(data)
     except orjson.JSONDecodeError as error:
@@ -110,7 +115,7 @@ def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> None:
 
 def is_too_deep(value: Any) -> bool:
     """Whether JSON is nested more than ``MAX_DEPTH`` levels deep."""
-    level = [value]
+    level = [value] if isinstance(value, dict | list) else []
     for _ in range(MAX_DEPTH):
         level = [
             child

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from starlette.requests import Request
 
@@ -29,6 +30,17 @@ class Caller:
     trace: Mapping[str, str] = field(default_factory=dict[str, str])
     priority: int = 0
     service: Service = Service()
+
+    def record(self) -> dict[str, Any]:
+        """What is kept of it with work that may outlive the server; ``of_record`` reads it."""
+        service = self.service
+        known = {"session": service.session, "tier": service.tier, "deadline": service.deadline}
+        return {"label": self.label, "priority": self.priority, "service": known}
+
+    @classmethod
+    def of_record(cls, tenant: str, told: Mapping[str, Any]) -> Caller:
+        """The caller of a tenant's ``record``."""
+        return cls(told["label"], {}, told["priority"], Service(tenant, **told["service"]))
 
     def served(self, session: str | None, tier: str | None, deadline: float | None) -> Service:
         """The headers' hints, or those of a body's fields where it has them."""

@@ -6,8 +6,8 @@ nothing, as the prefix cache keeps what was computed without being told, and ``b
 can end the model's thinking. The key may stand in ``x-api-key``.
 
 ``anthropic-beta`` is read by nothing: what it announces is done or refused by its fields. Edits of
-``context_management`` do nothing below their threshold, and a conversation past it is refused. Batches are kept while
-the server runs, as those of OpenAI's API. Images that a tool returned stand in a user's message behind its result.
+``context_management`` do nothing below their threshold, and a conversation past it is refused. Batches are kept as
+those of OpenAI's API. Images that a tool returned stand in a user's message behind its result.
 """
 
 from fwk import DialectSpec, hookimpl

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -16,12 +17,12 @@ from starlette.responses import Response, StreamingResponse
 
 from fwk.errors import InvalidRequest
 from fwk_server._common import body
-from fwk_server._common.batches import MAX_REQUESTS, Batch, BatchRunner, lines_of
+from fwk_server._common.batches import MAX_LINE, MAX_REQUESTS, Batch, BatchRunner, lines_of
 from fwk_server._common.body import shown
 from fwk_server._common.caller import caller_of
 from fwk_server._common.documented import BYTES, Reply
 from fwk_server._common.fields import CONTEXT, RequestFields
-from fwk_server._common.files import FileStore, StoredFile
+from fwk_server._common.files import FileStore, NoRoom, StoredFile
 from fwk_server._common.replies import json_response
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ class UnknownBatch(HTTPException):
     param = "message_batch_id"
 
     def __init__(self, name: str) -> None:
-        super().__init__(404, f"there is no message batch {shown(name)}: a server keeps batches as long as it runs")
+        super().__init__(404, f"there is no message batch {shown(name)}")
 
 
 class MessageBatches:
@@ -103,7 +104,6 @@ class MessageBatches:
     def __init__(self, store: FileStore, runner: BatchRunner) -> None:
         self._store = store
         self._runner = runner
-        self._inputs: dict[str, StoredFile] = {}  # of each batch
 
     def add_routes(self, app: FastAPI, dialect: ChatDialect, error: type[Reply]) -> None:
         """Add the routes."""
@@ -120,8 +120,7 @@ class MessageBatches:
         """Run messages alongside those of other clients."""
         data, caller = await body.read(request), caller_of(request)
         file, total = await self._frontend.run_blocking(self._written, data, caller.service.tenant)
-        batch = self._runner.start(MESSAGES, file, caller, kind="msgbatch", total=total)
-        self._inputs[batch.body["id"]] = file
+        batch = await self._runner.start(MESSAGES, file, caller, kind="msgbatch", total=total)
         return json_response(_told(batch, request))
 
     def _written(self, data: bytes, tenant: str) -> tuple[StoredFile, int]:
@@ -138,12 +137,22 @@ class MessageBatches:
             params = body.want(entry.get("params"), dict, "an object", f"{at}.params")
             if params.get("stream"):
                 raise InvalidRequest(f"{at}.params.stream: the replies of a batch are not streamed", "requests")
-        self._store.check_room(len(data))
         path = self._store.new_path()
         with path.open("wb") as target:
             for entry in asked.requests:
-                line = {"custom_id": entry["custom_id"], "method": "POST", "url": MESSAGES, "body": entry["params"]}
-                target.write(orjson.dumps(line) + b"\n")
+                told = {"custom_id": entry["custom_id"], "method": "POST", "url": MESSAGES, "body": entry["params"]}
+                line = orjson.dumps(told) + b"\n"
+                if len(line) > MAX_LINE:
+                    path.unlink()
+                    raise InvalidRequest(f"requests: a request of a batch has at most {MAX_LINE} bytes", "requests")
+                target.write(line)
+            target.flush()
+            os.fsync(target.fileno())
+        try:
+            self._store.take(path.stat().st_size, is_new=True)
+        except NoRoom:
+            path.unlink()
+            raise
         return self._store.add(path, "requests.jsonl", "batch", tenant), len(asked.requests)
 
     async def list_batches(self, request: Request) -> Response:
@@ -153,7 +162,7 @@ class MessageBatches:
         if not re.fullmatch(r"[0-9]{1,4}", limit, re.ASCII) or not 1 <= int(limit) <= MAX_LISTED:
             raise InvalidRequest(f"limit must be an integer from 1 to {MAX_LISTED}, not {shown(limit)}", "limit")
         tenant = caller_of(request).service.tenant
-        found = [batch for batch in self._runner.batches.values() if batch.tenant == tenant][::-1]
+        found = [batch for batch in self._runner.known() if batch.tenant == tenant][::-1]
         names = [batch.body["id"] for batch in found]
         for place, name in (("after_id", after), ("before_id", before)):
             if name is not None and name not in names:
@@ -184,8 +193,7 @@ class MessageBatches:
         name = batch.body["id"]
         for file in self._files(batch):
             self._store.delete(file)
-        self._inputs.pop(name, None)
-        self._runner.batches.pop(name, None)
+        self._runner.forget(batch)
         return json_response({"id": name, "type": "message_batch_deleted"})
 
     async def results(self, request: Request) -> Response:
@@ -211,12 +219,15 @@ class MessageBatches:
                     )
                     yield _line(line["custom_id"], result)
         rest = {"type": _REST.get(batch.body["status"], "canceled")}
-        for line in lines_of(self._inputs[batch.body["id"]]):
+        for line in lines_of(self._input(batch), MESSAGES):
             if line.custom_id not in told:
                 yield _line(line.custom_id, rest)
 
+    def _input(self, batch: Batch) -> StoredFile:
+        return self._store.get(batch.body["input_file_id"], batch.tenant)
+
     def _files(self, batch: Batch) -> Iterator[StoredFile]:
-        yield self._inputs[batch.body["id"]]
+        yield self._input(batch)
         for kind in ("output", "error"):
             name = batch.body.get(f"{kind}_file_id")
             if name is not None:
@@ -224,7 +235,7 @@ class MessageBatches:
 
     def _batch(self, request: Request) -> Batch:
         name = request.path_params["message_batch_id"]
-        batch = self._runner.batches.get(name)
+        batch = self._runner.get(name)
         if batch is None or batch.tenant != caller_of(request).service.tenant:
             raise UnknownBatch(name)
         return batch

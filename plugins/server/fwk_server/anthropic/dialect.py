@@ -21,6 +21,7 @@ from fwk_server._common.chat.budget import FIELD, can_budget
 from fwk_server._common.chat.dialect import ChatDialect, Running, Translate, told
 from fwk_server._common.documented import EVENTS, Reply
 from fwk_server._common.files import FileStore
+from fwk_server._common.records import Records
 from fwk_server._common.replies import json_response
 from fwk_server._common.replies import reply as replied
 from fwk_server.anthropic import AnthropicOptions, batches
@@ -73,11 +74,13 @@ class AnthropicDialect(ChatDialect):
     def __init__(self, context: DialectContext) -> None:
         super().__init__(context)
         options = context.options or AnthropicOptions()
-        self._files = FileStore(options.files_dir, options.max_files_bytes)
+        self._records = Records(options.files_dir, f"anthropic@{self.frontend.card.name}")
+        self._files = FileStore(self._records, options.max_files_bytes)
         runner = BatchRunner(self.frontend, self._files, self._serve, self.error_body, options.batch_concurrency)
         self._runner = runner
         self._batches = batches.MessageBatches(self._files, runner)
         context.lifecycle.on(Stage.CLOSE, self._close)
+        self._records.serve(context.lifecycle, runner.load)
 
     def routes(self, app: FastAPI) -> None:
         self.route(app, "/v1/messages", self.messages, reply=MessageReply, error=AnthropicError, stream=EVENTS)
@@ -86,7 +89,7 @@ class AnthropicDialect(ChatDialect):
 
     async def _close(self) -> None:
         await self._runner.close()
-        self._files.close()
+        self._records.close()
 
     async def _serve(self, endpoint: str, data: bytes, caller: Caller) -> dict[str, Any]:
         """The reply to a request of a batch."""

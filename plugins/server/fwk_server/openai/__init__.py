@@ -1,7 +1,9 @@
 """The OpenAI HTTP dialect: chat completions, completions, embeddings, models, and vLLM's tokenize and detokenize.
 
-Files and batches are kept while the server runs, for the key that sent them: ``/v1/files`` (purpose ``batch``) and
-``/v1/batches`` over chat completions, completions and embeddings.
+Files, batches and stored completions are kept for the key that sent them, while the server runs, or with
+``--files-dir`` for the next one, which goes on with batches wherever this one ended: ``/v1/files`` (purpose ``batch``)
+and ``/v1/batches`` over chat completions, completions and embeddings. An upload goes to the disk as it comes; its bound
+is ``--max-files-bytes``. A line that is no request fails alone.
 
 ``model`` names the served model, a LoRA adapter of it, or both (``MODEL:ADAPTER``); see ``adapters.py``.
 

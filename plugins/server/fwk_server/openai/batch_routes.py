@@ -8,12 +8,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal
 
 from pydantic import ConfigDict, Field
-from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from fwk.errors import InvalidRequest, NotServed
+from fwk.errors import InvalidRequest
 from fwk.interfaces.dialect import Frontend
 from fwk_server._common import body
 from fwk_server._common.batches import Batch, BatchRunner
@@ -25,6 +24,7 @@ from fwk_server._common.files import FileStore, UnknownFile
 from fwk_server._common.paging import DeletedReply, ListReply
 from fwk_server._common.replies import Endpoint, closed_on_disconnect, json_response
 from fwk_server.openai.bodies import ErrorBody
+from fwk_server.openai.upload import Upload
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -85,7 +85,7 @@ class UnknownBatch(HTTPException):
     param = "batch_id"
 
     def __init__(self, name: str) -> None:
-        super().__init__(404, f"there is no batch {shown(name)}: a server keeps batches as long as it runs")
+        super().__init__(404, f"there is no batch {shown(name)}")
 
 
 class BatchRoutes:
@@ -115,22 +115,23 @@ class BatchRoutes:
 
     async def upload(self, request: Request) -> Response:
         """Keep a file for a batch."""
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != "multipart/form-data":
-            raise NotServed("the content-type must be multipart/form-data", 415)
-        async with request.form(max_files=1, max_fields=8) as form:
-            file, purpose = form.get("file"), form.get("purpose")
-            if not isinstance(file, UploadFile):
+        upload = Upload(self._store)
+        try:
+            await upload.read(request, self._frontend.run_blocking)
+            purpose = upload.fields.pop("purpose", None)
+            if upload.filename is None:
                 raise InvalidRequest("file is missing", "file")
             if purpose != "batch":
                 raise InvalidRequest(f"purpose must be batch, not {shown(purpose)}", "purpose")
-            unknown = next((name for name in form if name not in ("file", "purpose")), None)
-            if unknown is not None:
+            if unknown := next(iter(upload.fields), None):
                 raise InvalidRequest(f"{shown(unknown)} is not supported, only file and purpose", unknown[:256])
-            tenant = caller_of(request).service.tenant
-            name = file.filename or "upload.jsonl"
-            save = self._store.save
-            stored = await self._frontend.run_blocking(save, file.file, file.size or 0, name, purpose, tenant)
+            await self._frontend.run_blocking(upload.finish)
+        except BaseException:
+            upload.discard()
+            raise
+        tenant = caller_of(request).service.tenant
+        stored = self._store.add(upload.path, upload.filename, purpose, tenant)
+        await self._store.records.flush()
         return json_response(stored.body)
 
     async def list_files(self, request: Request) -> Response:
@@ -165,12 +166,13 @@ class BatchRoutes:
         asked = body.validate(BatchBody, body.parse(await body.read(request)))
         caller = caller_of(request)
         file = self._store.get(asked.input_file_id, caller.service.tenant, "input_file_id")
-        return json_response(self._runner.start(asked.endpoint, file, caller, asked.metadata).body)
+        batch = await self._runner.start(asked.endpoint, file, caller, asked.metadata)
+        return json_response(batch.body)
 
     async def list_batches(self, request: Request) -> Response:
         """List the batches."""
         tenant = caller_of(request).service.tenant
-        return _page(request, [batch.body for batch in self._runner.batches.values() if batch.tenant == tenant])
+        return _page(request, [batch.body for batch in self._runner.known() if batch.tenant == tenant])
 
     async def retrieve(self, request: Request) -> Response:
         """Tell of a batch."""
@@ -184,7 +186,7 @@ class BatchRoutes:
 
     def _batch(self, request: Request) -> Batch:
         name = request.path_params["batch_id"]
-        batch = self._runner.batches.get(name)
+        batch = self._runner.get(name)
         if batch is None or batch.tenant != caller_of(request).service.tenant:
             raise UnknownBatch(name)
         return batch

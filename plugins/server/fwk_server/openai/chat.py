@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any
 
@@ -18,7 +18,7 @@ from fwk_server._common.hidden import last_state
 from fwk_server._common.logprobs import TokenTexts, chat_logprobs, prompt_logprobs
 from fwk_server._common.replies import event
 
-Keep = Callable[[dict[str, Any]], None]
+Keep = Callable[[dict[str, Any]], Awaitable[None]]
 
 
 def _frame(call: ChatCall, frontend: Frontend, kind: str) -> dict[str, Any]:
@@ -49,7 +49,7 @@ async def complete(call: ChatCall, frontend: Frontend, tokens: TokenTexts, keep:
             call.body.prompt_logprobs,
         )
     if keep is not None:
-        keep(reply)
+        await keep(reply)
     return reply
 
 
@@ -111,7 +111,7 @@ async def events(
                 for delta in deltas:
                     choices[delta.index].add(delta)
                 if all(choice.finish_reason is not None for choice in choices):
-                    keep(_whole(call, frame | {"object": "chat.completion"}, choices, answers, usage, tokens))
+                    await keep(_whole(call, frame | {"object": "chat.completion"}, choices, answers, usage, tokens))
             if opening:
                 chunks, opening = opening + chunks, b""
             if chunks:

@@ -34,6 +34,7 @@ from fwk_server._common.documented import EVENTS, Reply, documented
 from fwk_server._common.files import FileStore
 from fwk_server._common.logprobs import TokenTexts
 from fwk_server._common.once import Once
+from fwk_server._common.records import Records
 from fwk_server._common.replies import Endpoint, EventStream, closed_on_disconnect, json_response, reply, unless_gone
 from fwk_server.openai import OpenAIOptions, adapters, chat, completions, embeddings, stored, tokens
 from fwk_server.openai.batch_routes import BatchBody, BatchRoutes
@@ -50,6 +51,7 @@ from fwk_server.openai.bodies import (
     VersionBody,
 )
 from fwk_server.openai.stored import StoredCompletions, metadata_of
+from fwk_server.openai.upload import FORM_BYTES
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -110,12 +112,15 @@ class OpenAIDialect(Dialect):
         self._tokens = TokenTexts(context.frontend.text)
         self._peer_tokens: dict[str, TokenTexts] = {}  # of other models, once a batch has asked for one
         options = context.options or OpenAIOptions()
-        self._stored = StoredCompletions(options.completions_store_bytes)
+        self._records = Records(options.files_dir, f"openai@{self._frontend.card.name}")
+        self._stored = StoredCompletions(options.completions_store_bytes, self._records)
         self._once = Once()
-        self._files = FileStore(options.files_dir, options.max_files_bytes)
+        self._files = FileStore(self._records, options.max_files_bytes)
+        self.max_bodies = {"/v1/files": options.max_files_bytes + FORM_BYTES}
         concurrency = options.batch_concurrency
         self._batches = BatchRunner(self._frontend, self._files, self._serve, self.error_body, concurrency)
         context.lifecycle.on(Stage.CLOSE, self._close)
+        self._records.serve(context.lifecycle, self._load)
 
     def routes(self, app: FastAPI) -> None:
         self._post(app, "/v1/chat/completions", self.create_chat_completion, ChatBody)
@@ -130,9 +135,13 @@ class OpenAIDialect(Dialect):
         BatchRoutes(self._frontend, self._files, self._batches).add(app)
         self._stored.add_routes(app)
 
+    def _load(self) -> None:
+        self._stored.load()
+        self._batches.load()
+
     async def _close(self) -> None:
         await self._batches.close()
-        self._files.close()
+        self._records.close()
 
     async def _serve(self, endpoint: str, data: bytes, caller: Caller) -> dict[str, Any]:
         """The reply to a request of a batch, by the model of this server that it names."""

@@ -17,8 +17,9 @@ from fwk_server._common.chat.call import ChatCall
 from fwk_server._common.documented import Reply, documented
 from fwk_server._common.fields import RequestFields
 from fwk_server._common.paging import PAGE, DeletedReply, ListReply, page
+from fwk_server._common.records import Key, Records
 from fwk_server._common.replies import Endpoint, closed_on_disconnect, json_response
-from fwk_server._common.store import Key, ObjectStore
+from fwk_server._common.store import ObjectStore
 from fwk_server.openai.bodies import ChatBody, ErrorBody
 
 if TYPE_CHECKING:
@@ -55,13 +56,15 @@ def metadata_of(call: ChatCall) -> dict[str, str]:
 class StoredCompletions:
     """The routes, and what they tell of."""
 
-    def __init__(self, max_bytes: int) -> None:
-        self._store = ObjectStore(max_bytes)
+    def __init__(self, max_bytes: int, records: Records) -> None:
+        self._store = ObjectStore(max_bytes, records, "completion")
+        self.load = self._store.load
 
-    def put(self, call: ChatCall, metadata: dict[str, str], reply: dict[str, Any], tenant: str) -> None:
+    async def put(self, call: ChatCall, metadata: dict[str, str], reply: dict[str, Any], tenant: str) -> None:
         """Keep a completion, if it fits at all."""
         entry = {"completion": reply | {"metadata": metadata}, "messages": call.body.messages}
-        self._store.put((tenant, reply["id"]), entry)
+        if self._store.put((tenant, reply["id"]), entry):
+            await self._store.flush()
 
     def add_routes(self, app: FastAPI) -> None:
         """Add the routes."""
@@ -101,12 +104,14 @@ class StoredCompletions:
         entry["completion"]["metadata"] = asked.metadata or {}
         if not self._store.put(_key(request), entry):
             raise InvalidRequest("the completion is larger than --completions-store-bytes", "metadata")
+        await self._store.flush()
         return json_response(entry["completion"])
 
     async def delete_completion(self, request: Request) -> Response:
         """Forget a stored completion."""
         self._get(request)
         self._store.delete(_key(request))
+        await self._store.flush()
         return json_response({"id": _key(request)[1], "object": "chat.completion.deleted", "deleted": True})
 
     async def list_messages(self, request: Request) -> Response:

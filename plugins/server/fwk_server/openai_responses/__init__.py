@@ -1,8 +1,10 @@
 """OpenAI's Responses API: ``/v1/responses``, with streaming events, stored responses and work in the background.
 
 A response is kept in memory, and for the key alone that asked for it, until newer ones need the room
-(``--responses-store-bytes``): ``previous_response_id``, retrieving, deleting and cancelling find it there, and after a
-restart nothing is left. ``store`` false keeps nothing. Conversations (``/v1/conversations``) are kept there, too.
+(``--responses-store-bytes``): ``previous_response_id``, retrieving, deleting and cancelling find it there. With
+``--files-dir`` the next server has it, too, and makes those in the background anew that were under way, calls of tool
+servers among them; without it nothing is left after a restart. ``store`` false keeps nothing. Conversations
+(``/v1/conversations``) are kept there, too.
 Thinking comes as reasoning items whose ``content`` is in the clear, so there is nothing encrypted, and clients that
 keep the items themselves send them back as they came. ``/v1/responses/compact`` has the model say a conversation in
 short; its item is in the clear as well. ``/v1/responses/input_tokens`` counts a prompt.
@@ -19,10 +21,11 @@ continues with ``GET /v1/responses/{id}?stream=true&starting_after=N``, while it
 
 from pydantic import field_validator
 
-from fwk import DialectSpec, Options, hookimpl, option
+from fwk import DialectSpec, hookimpl, option
+from fwk_server._common.batch_options import KeepingOptions
 
 
-class ResponsesOptions(Options):
+class ResponsesOptions(KeepingOptions):
     """Options of ``dialects.openai-responses``."""
 
     responses_store_bytes: int = option(

@@ -18,8 +18,9 @@ from fwk_server._common.caller import caller_of
 from fwk_server._common.chat.models import array
 from fwk_server._common.fields import CONTEXT, RequestFields
 from fwk_server._common.paging import PAGE, DeletedReply, page
+from fwk_server._common.records import Key
 from fwk_server._common.replies import json_response
-from fwk_server._common.store import Key, ObjectStore, UnknownObject
+from fwk_server._common.store import ObjectStore, UnknownObject
 from fwk_server.openai_responses.items import new_id, read_items
 from fwk_server.openai_responses.replies import ConversationReply, ErrorReply, ItemsReply
 from fwk_server.openai_responses.request import MAX_ID, Metadata
@@ -96,14 +97,18 @@ class Conversations:
         try:
             entry = self._get(key, "conversation")
             entry["items"] += items
-            self._put(key, entry)
+            self._set(key, entry)
         except (UnknownObject, InvalidRequest) as error:
             logger.warning("a response is not added to its conversation: %s", error)
 
     def _get(self, key: Key, param: str) -> dict[str, Any]:
         return self._store.get(key, "conversation", param)
 
-    def _put(self, key: Key, entry: dict[str, Any]) -> None:
+    async def _put(self, key: Key, entry: dict[str, Any]) -> None:
+        self._set(key, entry)
+        await self._store.flush()
+
+    def _set(self, key: Key, entry: dict[str, Any]) -> None:
         if not self._store.put(key, entry, [item["id"] for item in entry["items"]]):
             raise InvalidRequest("the conversation is larger than --responses-store-bytes", "items")
 
@@ -117,7 +122,7 @@ class Conversations:
         items = self._read(request, asked.items)
         told = {"id": new_id("conv"), "object": "conversation", "created_at": int(time.time())}
         told["metadata"] = asked.metadata or {}
-        self._put((caller_of(request).service.tenant, told["id"]), {"conversation": told, "items": items})
+        await self._put((caller_of(request).service.tenant, told["id"]), {"conversation": told, "items": items})
         return json_response(told)
 
     async def retrieve(self, request: Request) -> Response:
@@ -129,13 +134,14 @@ class Conversations:
         asked = body.validate(UpdateBody, body.parse(await body.read(request)))
         entry = self._get(_key(request), "conversation_id")
         entry["conversation"]["metadata"] = asked.metadata or {}
-        self._put(_key(request), entry)
+        await self._put(_key(request), entry)
         return json_response(entry["conversation"])
 
     async def delete(self, request: Request) -> Response:
         """Forget a conversation; the responses in it stay."""
         self._get(_key(request), "conversation_id")
         self._store.delete(_key(request))
+        await self._store.flush()
         return json_response({"id": _key(request)[1], "object": "conversation.deleted", "deleted": True})
 
     async def list_items(self, request: Request) -> Response:
@@ -150,7 +156,7 @@ class Conversations:
         if not added:
             raise InvalidRequest("items must not be empty", "items")
         entry["items"] += added
-        self._put(_key(request), entry)
+        await self._put(_key(request), entry)
         ends = {"first_id": added[0]["id"], "last_id": added[-1]["id"]}
         return json_response({"object": "list", "data": added, **ends, "has_more": False})
 
@@ -163,7 +169,7 @@ class Conversations:
         """Take an item out of a conversation."""
         entry, place, _ = self._item(request)
         del entry["items"][place]
-        self._put(_key(request), entry)
+        await self._put(_key(request), entry)
         return json_response(entry["conversation"])
 
     def _item(self, request: Request) -> tuple[dict[str, Any], int, dict[str, Any]]:

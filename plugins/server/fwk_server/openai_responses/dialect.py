@@ -9,10 +9,12 @@ from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import orjson
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fwk.errors import ConfigError, InvalidRequest, NotServed
+from fwk.errors import ConfigError, FwkError, InvalidRequest, NotServed
 from fwk.interfaces.dialect import DialectContext
 from fwk.interfaces.lifecycle import Stage
 from fwk_http.replies import ByteStream
@@ -24,9 +26,10 @@ from fwk_server._common.documented import EVENTS
 from fwk_server._common.logprobs import TokenTexts
 from fwk_server._common.once import Once
 from fwk_server._common.paging import PAGE, DeletedReply, page
+from fwk_server._common.records import Key, Records
 from fwk_server._common.replies import json_response
 from fwk_server._common.replies import reply as replied
-from fwk_server._common.store import Key, ObjectStore, UnknownObject
+from fwk_server._common.store import ObjectStore, UnknownObject
 from fwk_server.openai_responses import ResponsesOptions
 from fwk_server.openai_responses.compact import CompactBody, compact_fields, compacted
 from fwk_server.openai_responses.conversations import BODIES, Conversations
@@ -49,6 +52,8 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
 _ONE = "/v1/responses/{response_id}"
+_BACKGROUND = "background"
+"""The records of what is under way."""
 _NAMES = {"messages": "input", "max_tokens": "max_output_tokens", "response_format": "text.format"}
 """Fields of chat requests, and what they are called here."""
 _MAX_DIGITS = 12
@@ -73,13 +78,16 @@ class ResponsesDialect(ChatDialect):
         super().__init__(context)
         options = context.options
         options = options if options is not None else ResponsesOptions()
-        self._store = ObjectStore(options.responses_store_bytes)
+        self._records = Records(options.files_dir, f"openai-responses@{self.frontend.card.name}")
+        self._store = ObjectStore(options.responses_store_bytes, self._records, "object")
         self._conversations = Conversations(self._store, self._item)
         self._is_strict = options.strict_requests
         self._once = Once()
         self._max_background = options.max_background_responses
         self._servers = ToolServers(options.tool_server, options.tool_server_tokens, options.tool_server_timeout)
         self._background: dict[Key, Job] = {}
+        self._resuming: set[asyncio.Task[None]] = set()
+        self._is_closing = False
         self._tokens = TokenTexts(context.frontend.text)
         if self._servers.by_label:
             if importlib.util.find_spec("mcp") is None:
@@ -87,6 +95,7 @@ class ResponsesDialect(ChatDialect):
             context.lifecycle.on(Stage.SETUP, self._servers.connect)
             context.lifecycle.background(self._servers.keep_fresh)
         context.lifecycle.on(Stage.CLOSE, self._close)
+        self._records.serve(context.lifecycle, self._load)
 
     def routes(self, app: FastAPI) -> None:
         self.route(app, "/v1/responses", self.create, reply=ResponseReply, error=ErrorReply, stream=EVENTS)
@@ -104,7 +113,7 @@ class ResponsesDialect(ChatDialect):
         data, caller = await body.read(request), caller_of(request)
         asked, job = await self.frontend.run_blocking(self._job, data, caller)
         if asked.background:
-            started = self._start(job)
+            started = await self._start(job, data)
             return _stream(job.follow(0)) if asked.stream else json_response(started)
         if asked.stream:
             return ByteStream(self._events(job), lambda error: job.writer.fail(told(error)[1]), media_type=EVENTS)
@@ -207,7 +216,7 @@ class ResponsesDialect(ChatDialect):
         async with aclosing(self._lines(job, is_whole=True)) as lines:
             async for _ in lines:
                 pass
-        self._keep(job)
+        await self._keep(job)
         return job.writer.response
 
     async def _events(self, job: Job) -> AsyncGenerator[bytes, None]:
@@ -215,26 +224,58 @@ class ResponsesDialect(ChatDialect):
         async with aclosing(self._lines(job)) as lines:
             async for line in lines:
                 if job.writer.has_ended:
-                    self._keep(job)  # before the client hears of it
+                    await self._keep(job)  # before the client hears of it
                 yield line
 
-    def _keep(self, job: Job) -> None:
+    async def _keep(self, job: Job) -> None:
         output = job.writer.response["output"]
         if job.key is not None:
             self._store.put(job.key, job.entry, [item["id"] for item in (*job.inputs, *output)])
         conversation = job.asked.conversation_id
         if conversation is not None:
             self._conversations.extend((job.caller.service.tenant, conversation), [*job.inputs, *output])
+        await self._store.flush()
 
-    def _start(self, job: Job) -> dict[str, Any]:
-        """Have a response made in the background: the response as it is now."""
+    async def _start(self, job: Job, data: bytes) -> dict[str, Any]:
+        """Have a response made in the background, of this body: the response as it is now."""
         if len(self._background) >= self._max_background:
             raise NotServed(f"{self._max_background} responses are in the background already: try again later", 429)
         assert job.key is not None
         self._background[job.key] = job
         told_now = dict(job.writer.response)
+        head = orjson.dumps({"entry": job.entry, "caller": job.caller.record()})
+        self._records.put(_BACKGROUND, job.key, head + b"\n" + data)
+        try:
+            await self._records.flush()
+        except NotServed:
+            del self._background[job.key]
+            raise
         job.task = asyncio.create_task(self._run(job, job.key))
         return told_now
+
+    def _load(self) -> None:
+        """Take over what an earlier server kept, and make what it had in the background."""
+        self._store.load()
+        for key, record in self._records.all(_BACKGROUND):
+            head, _, data = record.partition(b"\n")
+            task = asyncio.create_task(self._resume(key, orjson.loads(head), data))
+            self._resuming.add(task)
+            task.add_done_callback(self._resuming.discard)
+
+    async def _resume(self, key: Key, head: Mapping[str, Any], data: bytes) -> None:
+        entry = head["entry"]
+        try:
+            _, job = await self.frontend.run_blocking(self._job, data, Caller.of_record(key[0], head["caller"]))
+        except (FwkError, HTTPException) as error:  # what it refers to is not there any more, say
+            failed = {"code": "server_error", "message": str(getattr(error, "detail", error))}
+            entry["response"] |= {"status": "failed", "error": failed}
+            self._store.put(key, entry, [item["id"] for item in entry["input"]])
+            self._records.delete(_BACKGROUND, key)
+            return
+        job.writer.response |= {name: entry["response"][name] for name in ("id", "created_at")}
+        job.key, job.inputs = key, entry["input"]
+        self._background[key] = job
+        job.task = asyncio.create_task(self._run(job, key))
 
     async def _run(self, job: Job, key: Key) -> None:
         writer = job.writer
@@ -249,8 +290,9 @@ class ResponsesDialect(ChatDialect):
             job.tell(writer.fail(told(error)[1]))
         finally:
             job.end()
-            if self._background.pop(key, None) is not None:  # not deleted meanwhile
-                self._keep(job)
+            if not self._is_closing and self._background.pop(key, None) is not None:  # not deleted meanwhile
+                await self._keep(job)
+                self._records.delete(_BACKGROUND, key)
 
     async def retrieve(self, request: Request) -> Response:
         """Tell of a stored response, or of one in the background; with ``stream=true`` its events again."""
@@ -273,10 +315,12 @@ class ResponsesDialect(ChatDialect):
         key = _key(request)
         job = self._background.pop(key, None)
         if job is not None:
+            self._records.delete(_BACKGROUND, key)
             await job.stop()
         else:
             self._get(key)
             self._store.delete(key)
+        await self._store.flush()
         return json_response({"id": key[1], "object": "response", "deleted": True})
 
     async def cancel(self, request: Request) -> Response:
@@ -290,7 +334,8 @@ class ResponsesDialect(ChatDialect):
             await job.stop()
             if job.key in self._background:  # it had not begun
                 job.writer.cancel()
-                self._keep(self._background.pop(key))
+                await self._keep(self._background.pop(key))
+                self._records.delete(_BACKGROUND, key)
             response = job.writer.response
         return json_response(response)
 
@@ -304,8 +349,13 @@ class ResponsesDialect(ChatDialect):
         return job.entry if job is not None else self._get(key)
 
     async def _close(self) -> None:
+        self._is_closing = self._records.is_lasting  # what is under way goes on with the next server
+        for task in list(self._resuming):
+            task.cancel()
         for job in list(self._background.values()):
-            await job.stop()
+            if job.task is not None:
+                await job.stop()
+        self._records.close()
 
 
 def _stream(events: AsyncGenerator[bytes, None]) -> ByteStream:

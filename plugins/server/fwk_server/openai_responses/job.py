@@ -9,7 +9,7 @@ from typing import Any
 
 from fwk_server._common.caller import Caller
 from fwk_server._common.chat.dialect import Running
-from fwk_server._common.store import Key
+from fwk_server._common.records import Key
 from fwk_server.openai_responses.reply import Writer
 from fwk_server.openai_responses.request import ResponsesBody
 from fwk_server.openai_responses.server_tools import ServerTools
@@ -77,9 +77,9 @@ class Job:
 
     async def stop(self) -> None:
         """Stop it, and wait until the engine knows."""
-        assert self.task is not None
-        self.task.cancel()
-        await asyncio.gather(self.task, return_exceptions=True)
+        if self.task is not None:  # else it is about to begin, which its caller sees to
+            self.task.cancel()
+            await asyncio.gather(self.task, return_exceptions=True)
         self.end()
 
     def _wake(self) -> None:
