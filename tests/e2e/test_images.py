@@ -105,6 +105,10 @@ def test_several_images_in_several_turns(server: Server, reference: transformers
     assert answer.json()["usage"]["prompt_tokens"] == len(ids)
     told = post(server, {"model": "tiny", "messages": chat}, "/tokenize").json()
     assert told["tokens"] == list(ids)
+    with httpx.Client(base_url=server.url) as client:
+        assert "vision" in client.get("/v1/models").json()["data"][0]["capabilities"]
+        assert "vision" in client.post("/api/show", json={"model": "tiny"}).json()["capabilities"]
+        assert client.get("/props").json()["modalities"] == {"vision": True, "audio": False}
 
 
 def test_many_clients_with_images_of_their_own(

@@ -17,11 +17,11 @@ from fwk.server.admission import AdmissionController
 from fwk.server.app import Reports, build_app
 from fwk.server.keys import Keys
 from fwk_server.openai.dialect import OpenAIDialect
-from fwk_server.playground import PlaygroundOptions, dialect
-from fwk_server.playground.dialect import FILES, PlaygroundDialect
+from fwk_server.playground import PlaygroundOptions
+from fwk_server.playground.dialect import FILES, KINDS, STATIC, PlaygroundDialect
 from fwk_server.tgi.dialect import TGIDialect
 
-STATIC = Path(dialect.__file__).with_name("static")
+OWN = [path for path in STATIC.iterdir() if path.is_file()]
 
 
 def app_with(frontend: object, *, is_on: bool = True, key: str | None = "sesame") -> FastAPI:
@@ -44,11 +44,11 @@ def client_of(app: FastAPI) -> httpx.AsyncClient:
 
 async def test_the_files_need_no_key_and_all_else_does(frontend) -> None:  # type: ignore[no-untyped-def]
     async with client_of(app_with(frontend)) as client:
-        for path, (name, kind) in FILES.items():
+        for path, name in FILES.items():
             reply = await client.get(path)
             assert reply.status_code == 200
             assert reply.content == (STATIC / name).read_bytes()
-            assert reply.headers["content-type"] == kind
+            assert reply.headers["content-type"] == f"text/{KINDS[Path(name).suffix]}; charset=utf-8"
             assert (await client.head(path)).status_code == 200
         for path in ("/v1/models", "/playground/other.js", "/playground/../app.js", "/server_info"):
             assert (await client.get(path)).status_code == 401
@@ -83,14 +83,19 @@ async def test_the_policy_lets_in_nothing_but_its_own_files(frontend) -> None:  
 
 
 def test_nothing_points_elsewhere_and_it_is_small() -> None:
-    texts = {path.name: path.read_text() for path in STATIC.iterdir()}
-    assert set(texts) == {name for name, _ in FILES.values()}
+    every = [path for path in STATIC.rglob("*") if path.is_file()]
+    assert {path.relative_to(STATIC).as_posix() for path in every} == set(FILES.values())
+    assert sum(path.stat().st_size for path in every) < 400_000
+    texts = {path.name: path.read_text() for path in OWN}
     assert sum(map(len, texts.values())) < 100_000
     for name, text in texts.items():
         assert set(re.findall(r"https?://\w[^\"\s]*", text)) <= {"http://www.w3.org/2000/svg"}, f"{name} names another"
         assert not re.search(r"innerHTML|insertAdjacentHTML|document\.write|eval\(", text), f"{name} makes HTML of text"
-    links = {link for text in texts.values() for link in re.findall(r'(?:src=|href=|from )"(/[^"]*)"', text)}
-    assert links | {"/"} == {*FILES, "/openapi.json"}
+    links = {link for text in texts.values() for link in re.findall(r'(?:src=|href=)"(/[^"]*)"', text)}
+    links |= {f"/playground/{link}" for text in texts.values() for link in re.findall(r'from "\./([^"]*)"', text)}
+    licences = {path for path in FILES if path.endswith("LICENSE.txt")}
+    assert links | {"/"} | licences == {*FILES, "/openapi.json"}
+    assert len(licences) == 3, "each library has its licence with it"
     for page in (text for name, text in texts.items() if name.endswith(".html")):
         assert not re.search(r"\son\w+=|style=|<script>|<style>", page), "the policy would stop it"
 
@@ -104,25 +109,48 @@ def test_every_field_has_a_label(tag: str, name: str) -> None:
 
 
 LINEAR = r"""
-class Node { append() {} }
-globalThis.document = { createElement: () => new Node() };
-const { render } = await import(process.argv[1]);
+import fs from "fs";
+const nothing = () => {};
+class Node {
+  style = {}; dataset = {}; children = []; childNodes = []; className = ""; textContent = "";
+  classList = { add: nothing, contains: () => false };
+  append() {} remove() {} replaceChildren() {} setAttribute() {}
+  appendChild(node) { return node; } cloneNode() { return this; } querySelectorAll() { return []; }
+}
+const make = () => new Node();
+const names = ["createElement", "createElementNS", "createTextNode", "createDocumentFragment"];
+globalThis.document = Object.fromEntries(names.map((name) => [name, make]));
+const folder = process.argv[1], load = (name) => (0, eval)(fs.readFileSync(`${folder}/${name}`, "utf8"));
+load("vendor/markdown-it.min.js");
+load("vendor/temml.min.js");
+const { render, Growing } = await import(`${folder}/markdown.js`);
+const many = (text, count) => text.repeat(count);
+const code = (name, line) => "```" + name + "\n" + many(line + "\n", 40) + "```";
 const texts = {
-  "half backticks": "`".repeat(2e5) + "a".repeat(2e5),
-  "runs": Array.from({ length: 600 }, (_, i) => "`".repeat(i + 1)).join("a"),
-  "code": "`a`".repeat(1e5), "stars": "*".repeat(4e5), "emphasis": "*a".repeat(2e5), "brackets": "[".repeat(4e5),
-  "links": "[a](http://x".repeat(4e4), "a heading": "# " + " ".repeat(2e5) + "\u2028x\u2028",
-  "a fence": "`".repeat(2e5) + "\u2028x\u2028", "a ruler": "|a|\n" + "|-".repeat(2e5) + "x",
-  "spaces": " ".repeat(4e5) + "-",
+  "half backticks": many("`", 1e5) + many("a", 1e5),
+  "runs": Array.from({ length: 600 }, (_, i) => many("`", i + 1)).join("a"), "code": many("`a`", 6e4),
+  "stars": many("*", 2e5), "emphasis": many("*a", 1e5), "unlike emphasis": many("*a **b ", 3e4),
+  "brackets": many("[", 2e5), "links": many("[a](http://x", 2e4), "images": many("![", 1e5),
+  "names": many("[a\n", 3e4), "a heading": "# " + many(" ", 2e5) + "\u2028x\u2028",
+  "a fence": many("`", 1e5) + "\u2028x", "spaces": many(" ", 2e5) + "-", "a ruler": "|a|\n" + many("|-", 1e5) + "x",
+  "quotes": many(">", 1e5), "lists": many("- ", 1e5), "words": many("word ", 4e4), "prices": many("$a ", 6e4),
+  "open formulas": many("\\( ", 6e4), "far closers": many("- \\[\n", 3e4) + "\\]", "marks": many("$$\n", 6e4),
+  "formulas": Array.from({ length: 1e4 }, (_, i) => `$x^{${i}}$`).join(" "), "braces": `$$${many("{", 3900)}$$`,
+  "macros": "$$\\def\\a{\\b\\b\\b}\\def\\b{\\c\\c\\c}\\def\\c{\\a\\a\\a}\\a$$", "hidden": many("\u{e0041}", 5e4),
+  "tags": many("<!--", 5e4), "lines of 1,600": code("cpp", many("_", 1600)), "keys": code("yaml", many("a ", 150)),
+  "names of cpp": code("cpp", many("a1", 150)),
 };
-for (const [name, text] of Object.entries(texts)) { console.error(name); render(text); }
+for (const [name, text] of Object.entries(texts)) {
+  console.error(name);
+  render(text);
+  new Growing(new Node()).draw(text);
+}
 """
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
 def test_markdown_is_read_in_linear_time() -> None:
-    """What a model writes is rendered at each of its words: quadratic time for 400 kB would be minutes."""
-    module = (STATIC / "markdown.js").as_uri()
-    command = ["node", "--input-type=module", "--eval", LINEAR, "--experimental-default-type=module", module]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    """What a model writes is rendered at each of its words: quadratic time for 200 kB would be minutes."""
+    command = ["node", "--experimental-default-type=module", "--input-type=module", "--eval", LINEAR, str(STATIC)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr[-500:]

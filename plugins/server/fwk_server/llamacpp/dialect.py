@@ -16,6 +16,7 @@ from fwk_server._common.caller import Caller, caller_of
 from fwk_server._common.chat.dialect import ChatDialect
 from fwk_server._common.chat.media import MediaParts
 from fwk_server._common.chat.messages import read_messages, template_kwargs
+from fwk_server._common.chat.served import capabilities
 from fwk_server._common.chat.tools import read_tools, with_tools
 from fwk_server._common.documented import EVENTS, Reply
 from fwk_server._common.replies import EventStream, json_response, reply, unless_gone
@@ -114,7 +115,7 @@ class LlamaCppDialect(ChatDialect):
                 },
                 "total_slots": 1,
                 "model_path": frontend.card.name,
-                "modalities": {"vision": "image" in frontend.card.media, "audio": "audio" in frontend.card.media},
+                "modalities": {word: word in capabilities(frontend) for word in ("vision", "audio")},
                 "build_info": "fwk",
             }
         )

@@ -16,17 +16,15 @@ from fwk_server.playground import PlaygroundOptions
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-PAGE, SCRIPT, STYLE = (f"text/{kind}; charset=utf-8" for kind in ("html", "javascript", "css"))
-FILES = {
-    "/": ("index.html", PAGE),
-    "/docs": ("docs.html", PAGE),
-    "/playground/api.js": ("api.js", SCRIPT),
-    "/playground/app.js": ("app.js", SCRIPT),
-    "/playground/docs.js": ("docs.js", SCRIPT),
-    "/playground/markdown.js": ("markdown.js", SCRIPT),
-    "/playground/server.js": ("server.js", SCRIPT),
-    "/playground/style.css": ("style.css", STYLE),
+KINDS = {".html": "html", ".js": "javascript", ".css": "css", ".txt": "plain"}
+STATIC = Path(__file__).with_name("static")
+FILES = {"/": "index.html", "/docs": "docs.html"} | {
+    f"/playground/{name}": name
+    for name in sorted(path.relative_to(STATIC).as_posix() for path in STATIC.rglob("*.*"))
+    if not name.endswith(".html")
 }
+"""What is served under each path: the pages, their parts, and libraries under ``vendor/`` with their licences."""
+
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -54,10 +52,9 @@ class PlaygroundDialect(Dialect):
         options = self.context.options
         if isinstance(options, PlaygroundOptions) and not options.playground:
             return
-        folder = Path(__file__).with_name("static")
-        for path, (name, kind) in FILES.items():
-            data = (folder / name).read_bytes()
-            send = partial(_file, data, kind)
+        for path, name in FILES.items():
+            file = STATIC / name
+            send = partial(_file, file.read_bytes(), f"text/{KINDS[file.suffix]}; charset=utf-8")
             app.add_api_route(path, send, methods=["HEAD"], include_in_schema=False)
             app.add_api_route(
                 path,

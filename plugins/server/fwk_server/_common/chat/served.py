@@ -13,6 +13,9 @@ from fwk.interfaces.dialect import Frontend, ModelCard
 from fwk_server._common.body import shown
 
 
+_SENSES = {"image": "vision", "audio": "audio"}
+
+
 class UnknownModel(HTTPException):
     """A request named a model that is not served."""
 
@@ -61,13 +64,9 @@ def capabilities(frontend: Frontend) -> list[str]:
     """What can be asked of the model, in Ollama's words."""
     if frontend.card.task != "generate":
         return ["embedding" if frontend.card.task == "embed" else frontend.card.task]
-    media = {"image": "vision", "audio": "audio", "video": "video"}
-    return [
-        "completion",
-        "tools",
-        *(["thinking"] if frontend.reasoning_parser() is not None else []),
-        *(word for kind, word in media.items() if kind in frontend.card.media),
-    ]
+    thinks = ["thinking"] if frontend.reasoning_parser() is not None else []
+    senses = [word for kind, word in _SENSES.items() if frontend.card.media.get(kind)]
+    return ["completion", "tools", *thinks, *senses]
 
 
 def model_bodies(frontend: Frontend) -> list[dict[str, Any]]:

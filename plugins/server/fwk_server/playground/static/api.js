@@ -1,4 +1,4 @@
-// What the pages share: nodes, the key, and requests of the server they come from.
+// What the pages share: nodes, the key, the colours, and requests of the server they come from.
 
 export const $ = (id) => document.getElementById(id);
 
@@ -14,6 +14,7 @@ export function headers() {
   return { "content-type": "application/json", ...(key ? { authorization: `Bearer ${key}` } : {}) };
 }
 
+// The key is kept for this tab alone: what is stored longer can be read by whoever uses the browser next.
 export function keepKey(changed) {
   $("key").value = sessionStorage.getItem("fwk-key") ?? "";
   $("key").onchange = () => {
@@ -23,13 +24,44 @@ export function keepKey(changed) {
 }
 
 export function themes() {
-  const kept = sessionStorage.getItem("fwk-theme");
+  const kept = localStorage.getItem("fwk-theme");
   if (kept) document.documentElement.dataset.theme = kept;
   $("theme").onclick = () => {
     const now = document.documentElement.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
     document.documentElement.dataset.theme = now === "dark" ? "light" : "dark";
-    sessionStorage.setItem("fwk-theme", document.documentElement.dataset.theme);
+    localStorage.setItem("fwk-theme", document.documentElement.dataset.theme);
   };
+}
+
+// Puts a text on the clipboard, also where the page came without TLS from another machine. Tells whether it did.
+export async function copy(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch { /* not allowed here: the older way */ }
+  const focused = document.activeElement;
+  const box = element("textarea", { value: text, className: "away" });
+  document.body.append(box);
+  box.select();
+  const isDone = document.execCommand("copy");
+  box.remove();
+  focused?.focus();
+  return isDone;
+}
+
+export function copyButton(text, name = "Copy") {
+  const made = element("button", { type: "button", textContent: name });
+  made.onclick = async () => {
+    made.textContent = (await copy(text())) ? "Copied" : "Not allowed";
+    setTimeout(() => { made.textContent = name; }, 1500);
+  };
+  return made;
+}
+
+export function download(name, kind, text) {
+  const url = URL.createObjectURL(new Blob([text], { type: kind }));
+  element("a", { href: url, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(url), 10000);
 }
 
 export async function problem(reply) {

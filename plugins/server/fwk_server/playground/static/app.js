@@ -1,32 +1,31 @@
-import { $, element, get, headers, keepKey, problem, themes } from "/playground/api.js";
-import { render } from "/playground/markdown.js";
-import { Charts, why } from "/playground/server.js";
+import { $, copyButton, element, get, keepKey, themes } from "./api.js";
+import { Chat } from "./chat.js";
+import { History } from "./history.js";
+import { Images } from "./images.js";
+import { Growing, visible } from "./markdown.js";
+import { Charts, why } from "./server.js";
+import * as store from "./store.js";
+import { messages, stream } from "./stream.js";
 
 const PANELS = ["settings", "server"];
 const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed"];
+const KEPT = [...NUMBERS, "system", "schema", "tools"];
+const TRY = [
+  "Why is the sky blue? Answer in three sentences.",
+  "Write a Python function that tells whether a word is a palindrome.",
+  "Compare tea and coffee in a table.",
+];
+const DRAW_MS = 60, SAVE_MS = 2000;
 
-// A chat is a tree: an edit or another try is a sibling, and each node knows which of its children is shown.
-const root = { children: [], shown: 0 };
+let chat = new Chat();
 let running = null; // AbortController of the stream under way
 let model = null, models = new Map();
+const tell = (text) => { $("state").textContent = text; };
 const charts = new Charts($("charts"));
+const images = new Images(tell);
+const history = new History(() => chat, open, tell);
 
-function path() {
-  const nodes = [];
-  for (let node = root; node.children.length; ) {
-    node = node.children[node.shown];
-    nodes.push(node);
-  }
-  return nodes;
-}
-
-function add(parent, node) {
-  parent.children.push({ children: [], shown: 0, parent, ...node });
-  parent.shown = parent.children.length - 1;
-  return parent.children[parent.shown];
-}
-
-// The API
+// Settings
 
 function parsed(id, wanted) {
   const text = $(id).value.trim();
@@ -45,15 +44,7 @@ function parsed(id, wanted) {
 }
 
 function request(nodes) {
-  const system = $("system").value.trim();
-  const messages = system ? [{ role: "system", content: system }] : [];
-  for (const node of nodes) {
-    const message = { role: node.role, content: node.content };
-    if (node.calls?.length) message.tool_calls = node.calls;
-    if (node.role === "tool") message.tool_call_id = node.call;
-    messages.push(message);
-  }
-  const body = { model, messages, stream: true, stream_options: { include_usage: true } };
+  const body = { model, messages: messages(nodes, $("system").value.trim()) };
   for (const name of NUMBERS) if ($(name).value !== "") body[name] = Number($(name).value);
   if ($("logprobs").checked) Object.assign(body, { logprobs: true, top_logprobs: 5 });
   const schema = parsed("schema", "object"), tools = parsed("tools", "array");
@@ -62,71 +53,48 @@ function request(nodes) {
   return body;
 }
 
-async function* events(reply) {
-  const reader = reply.body.pipeThrough(new TextDecoderStream()).getReader();
-  for (let rest = ""; ; ) {
-    const { value, done } = await reader.read();
-    if (done) return;
-    const lines = (rest + value).split("\n");
-    rest = lines.pop();
-    for (const line of lines) {
-      if (!line.startsWith("data: ")) continue;
-      if (line === "data: [DONE]") return;
-      yield JSON.parse(line.slice(6));
-    }
-  }
+function keepSettings() {
+  const values = Object.fromEntries(KEPT.map((id) => [id, $(id).value]));
+  store.put("settings", { id: "settings", ...values, logprobs: $("logprobs").checked, model }).catch((error) => tell(`Settings are not kept: ${error.message}`));
 }
 
-function take(node, event) {
-  if (event.error) throw new Error(event.error.message ?? String(event.error));
-  if (event.usage) node.usage = event.usage;
-  const choice = event.choices?.[0];
-  if (!choice) return;
-  const delta = choice.delta ?? {};
-  if (delta.content) node.content += delta.content;
-  if (delta.reasoning_content) node.thinking += delta.reasoning_content;
-  for (const part of delta.tool_calls ?? []) {
-    const call = (node.calls[part.index] ??= { id: part.id, type: "function", function: { name: "", arguments: "" } });
-    call.function.name += part.function?.name ?? "";
-    call.function.arguments += part.function?.arguments ?? "";
-  }
-  node.tokens.push(...(choice.logprobs?.content ?? []));
-  if (choice.finish_reason) node.reason = choice.finish_reason;
+async function loadSettings() {
+  const kept = (await store.all("settings").catch(() => []))[0];
+  if (!kept) return null;
+  for (const id of KEPT) if ($(id).value === "") $(id).value = kept[id] ?? "";
+  $("logprobs").checked = kept.logprobs === true;
+  return kept.model;
+}
+
+// Chats
+
+function open(wanted) {
+  running?.abort();
+  chat = wanted;
+  show();
+  history.draw();
+  $("input").focus();
 }
 
 async function answer(parent) {
-  const node = { role: "assistant", content: "", thinking: "", calls: [], tokens: [], reason: "", error: "" };
-  const nodes = path();
-  const own = add(parent, node);
-  running = new AbortController();
-  const start = performance.now();
-  let first = 0, drawn = 0;
+  const own = chat, before = own.path();
+  const node = own.add(parent, { role: "assistant", content: "", thinking: "", calls: [], tokens: [], reason: "", error: "" });
+  const control = (running = new AbortController());
+  let next = 0, saved = performance.now();
   show();
-  try {
-    const body = request(nodes.slice(0, nodes.indexOf(parent) + 1));
-    const reply = await fetch("/v1/chat/completions", { method: "POST", headers: headers(), body: JSON.stringify(body), signal: running.signal });
-    if (!reply.ok) throw new Error(await problem(reply));
-    for await (const event of events(reply)) {
-      first ||= event.choices?.length ? performance.now() : 0;
-      take(own, event);
-      if (performance.now() - drawn > 60) {
-        draw(own);
-        drawn = performance.now();
-      }
-    }
-  } catch (error) {
-    if (error.name === "AbortError") own.reason = "stopped";
-    else own.error = error.message;
-  }
-  const end = performance.now(), count = own.usage?.completion_tokens;
-  own.stats = first ? `first token ${((first - start) / 1000).toFixed(2)} s` : "";
-  if (count > 1 && end > first) own.stats += `, ${(((count - 1) * 1000) / (end - first)).toFixed(1)} tokens/s`;
-  if (own.usage) {
-    const cached = own.usage.prompt_tokens_details?.cached_tokens ?? 0;
-    own.stats += `, ${own.usage.prompt_tokens} tokens in (${cached} from the cache), ${count} out`;
-  }
-  if (own.reason && own.reason !== "stop") own.stats += `, ended: ${own.reason}`;
-  running = null;
+  history.keep(own);
+  await stream(node, () => request(before.slice(0, before.indexOf(parent) + 1)), control.signal, () => {
+    const now = performance.now();
+    if (now < next) return;
+    draw(node);
+    next = performance.now() + Math.max(DRAW_MS, 4 * (performance.now() - now)); // drawing has a fifth of the time
+    if (now - saved < SAVE_MS) return;
+    saved = now;
+    history.keep(own);
+  });
+  if (running === control) running = null;
+  history.keep(own);
+  if (own !== chat) return;
   show();
   $("input").focus();
 }
@@ -143,10 +111,10 @@ function tokens(node) {
   for (const token of node.tokens) {
     const share = Math.exp(token.logprob);
     const level = share > 0.8 ? "" : share > 0.4 ? " p1" : share > 0.1 ? " p2" : " p3";
-    const span = element("span", { className: `token${level}`, textContent: token.token, tabIndex: 0 });
+    const span = element("span", { className: `token${level}`, textContent: visible(token.token), tabIndex: 0 });
     span.onmouseenter = span.onfocus = () => {
       told.textContent = [token, ...(token.top_logprobs ?? []).filter((other) => other.token !== token.token)]
-        .map((one) => `${JSON.stringify(one.token)} ${(100 * Math.exp(one.logprob)).toFixed(1)} %`).join("   ");
+        .map((one) => `${visible(JSON.stringify(one.token))} ${(100 * Math.exp(one.logprob)).toFixed(1)} %`).join("   ");
     };
     line.append(span);
   }
@@ -155,40 +123,52 @@ function tokens(node) {
 
 function results(node) {
   return node.calls.filter(Boolean).map((call) => {
-    const input = element("input", { type: "text", ariaLabel: `Result of ${call.function.name}`, placeholder: "result" });
+    const name = visible(call.function.name);
+    const input = element("input", { type: "text", ariaLabel: `Result of ${name}`, placeholder: "result" });
     const send = () => {
       let last = node;
       while (last.children.length && last.children[last.shown].role === "tool") last = last.children[last.shown];
-      const told = add(last, { role: "tool", content: input.value, call: call.id, name: call.function.name });
-      const given = path().filter((one) => one.role === "tool").map((one) => one.call);
+      const told = chat.add(last, { role: "tool", content: input.value, call: call.id, name: call.function.name });
+      const given = chat.path().filter((one) => one.role === "tool").map((one) => one.call);
       if (node.calls.every((one) => !one || given.includes(one.id))) answer(told);
       else show();
     };
-    return element("div", {}, element("code", { textContent: `${call.function.name}(${call.function.arguments})` }),
+    return element("div", {}, element("code", { textContent: `${name}(${visible(call.function.arguments)})` }),
       element("div", { className: "result" }, input, button("Give result", send)));
   });
 }
 
+// The parts of an answer that grow while it is streamed.
+function view(node, body) {
+  const thinking = element("div"), text = element("div", { className: "text" });
+  const folded = element("details", { open: node.isOpen ?? false }, element("summary", { textContent: "Thinking" }), thinking);
+  folded.ontoggle = () => { node.isOpen = folded.open; };
+  body.append(text);
+  return { folded, thinking: new Growing(thinking), text: new Growing(text) };
+}
+
 function draw(node) {
-  if (!node.place) return;
+  const body = node.place?.querySelector(".body");
+  if (!body?.isConnected) return;
   const log = $("log"), isAtEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 80;
-  const body = element("div", { className: "body" });
-  if (node.thinking) {
-    const folded = element("details", { open: node.isOpen ?? false }, element("summary", { textContent: "Thinking" }), ...render(node.thinking));
-    folded.ontoggle = () => { node.isOpen = folded.open; };
-    body.append(folded);
-  }
-  if (node.role === "assistant") body.append(...(node.tokens.length ? tokens(node) : render(node.content)));
-  else body.append(node.content);
+  const isWhole = running === null || node.reason !== "";
+  if (node.role === "assistant") {
+    node.view ??= view(node, body);
+    if (node.thinking && !node.view.folded.isConnected) body.prepend(node.view.folded);
+    if (node.thinking) node.view.thinking.draw(node.thinking, isWhole);
+    if (node.tokens.length) node.view.text.place.replaceChildren(...tokens(node));
+    else node.view.text.draw(node.content, isWhole);
+  } else body.append(visible(node.content));
+  const pictures = (node.images ?? []).map((url, i) => element("img", { src: url, alt: `image ${i + 1} of this message` }));
+  if (pictures.length) body.append(element("div", { className: "pictures" }, ...pictures));
   if (node.calls?.length && !running) body.append(...results(node));
   if (node.error) body.append(element("p", { className: "error", role: "alert", textContent: node.error }));
-  node.place.querySelector(".body").replaceWith(body);
   if (isAtEnd) log.scrollTop = log.scrollHeight;
 }
 
 function edit(node) {
   const box = element("textarea", { value: node.content, rows: 4, ariaLabel: "Edited message" });
-  const save = () => answer(add(node.parent, { role: "user", content: box.value }));
+  const save = () => answer(chat.add(node.parent, { role: "user", content: box.value, images: node.images }));
   node.place.querySelector(".body").replaceChildren(box, button("Send edited", save), button("Leave as it was", show));
   box.focus();
 }
@@ -196,7 +176,7 @@ function edit(node) {
 function foot(node) {
   const made = element("div", { className: "foot" });
   const siblings = node.parent.children, at = siblings.indexOf(node);
-  const turn = (by) => () => { node.parent.shown = at + by; show(); };
+  const turn = (by) => () => { node.parent.shown = at + by; history.keep(chat); show(); };
   if (siblings.length > 1) {
     const [back, on] = [button("‹", turn(-1)), button("›", turn(1))];
     [back.ariaLabel, on.ariaLabel] = ["Version before", "Next version"];
@@ -206,46 +186,55 @@ function foot(node) {
   }
   if (node.role === "user") made.append(button("Edit", () => edit(node)));
   if (node.role === "assistant") {
-    made.append(button("Try again", () => answer(node.parent)), button("Copy", () => navigator.clipboard?.writeText(node.content)));
-    if (node.stats) made.append(element("span", { textContent: node.stats.replace(/^, /, "") }));
+    made.append(button("Try again", () => answer(node.parent)), copyButton(() => node.content));
+    if (node.stats) made.append(element("span", { textContent: node.stats }));
   }
   return made;
 }
 
+function start() {
+  const say = (text) => () => { if (!running && model) answer(chat.add(chat.root, { role: "user", content: text })); };
+  return element("section", { className: "start", ariaLabel: "Things to try" },
+    element("h2", { textContent: "Things to try" }), ...TRY.map((text) => element("button", { type: "button", textContent: text, onclick: say(text) })));
+}
+
 function show() {
   const names = { user: "You", assistant: "Model", tool: "Result of a tool" };
-  const articles = path().map((node) => {
+  const articles = chat.path().map((node) => {
+    node.view = null;
     node.place = element("article", { className: `message ${node.role}` },
-      element("p", { className: "who", textContent: node.name ? `${names[node.role]}: ${node.name}` : names[node.role] }),
+      element("h2", { className: "who", textContent: node.name ? `${names[node.role]}: ${visible(node.name)}` : names[node.role] }),
       element("div", { className: "body" }), foot(node));
     return node.place;
   });
-  $("log").replaceChildren(...articles);
-  path().forEach(draw);
+  $("log").replaceChildren(...(articles.length ? articles : [start()]));
+  chat.path().forEach(draw);
   $("log").scrollTop = $("log").scrollHeight;
-  $("send").hidden = $("new").disabled = running !== null;
+  $("send").hidden = running !== null;
   $("stop").hidden = running === null;
 }
 
-async function connect() {
+async function connect(wanted) {
   try {
     const { data } = await get("/v1/models");
     const usable = data.filter((one) => (one.task ?? "generate") === "generate");
-    const kept = $("model").value;
+    const kept = $("model").value || wanted;
     models = new Map((usable.length ? usable : data).map((one) => [one.id, one]));
     $("model").replaceChildren(...[...models.keys()].map((id) => element("option", { value: id, textContent: id })));
     if (models.has(kept)) $("model").value = kept;
+    tell("");
     choose();
   } catch (error) {
-    $("state").textContent = error.message;
-    setTimeout(() => { if (!model) connect(); }, 3000);
+    tell(error.message);
+    setTimeout(() => { if (!model) connect(wanted); }, 3000);
   }
 }
 
 function choose() {
   model = $("model").value;
-  const length = models.get(model)?.max_model_len;
-  $("state").textContent = length ? `${length} tokens of context` : "";
+  const found = models.get(model);
+  $("model").title = found?.max_model_len ? `${found.max_model_len} tokens of context` : "";
+  images.allow(found?.capabilities?.includes("vision") ?? false);
   if (!$("server").hidden) look();
 }
 
@@ -255,12 +244,17 @@ function look() {
   why($("facts"), model);
 }
 
+function toggle(name, isShown) {
+  $(name).hidden = !isShown;
+  $(`show-${name}`).ariaExpanded = String(isShown);
+}
+
+const isNarrow = () => matchMedia("(max-width: 45rem)").matches;
+
 function panel(name) {
   $(`show-${name}`).onclick = () => {
-    for (const one of PANELS) {
-      $(one).hidden = one !== name || !$(one).hidden;
-      $(`show-${one}`).ariaExpanded = String(!$(one).hidden);
-    }
+    for (const one of PANELS) toggle(one, one === name && $(one).hidden);
+    if (isNarrow()) toggle("chats", false);
     if ($("server").hidden) charts.stop();
     else look();
   };
@@ -269,9 +263,11 @@ function panel(name) {
 $("ask").onsubmit = (event) => {
   event.preventDefault();
   const text = $("input").value;
-  if (!text.trim() || running) return;
+  if ((!text.trim() && !images.urls.length) || running) return;
+  tell("");
   $("input").value = "";
-  answer(add(path().at(-1) ?? root, { role: "user", content: text }));
+  const pictures = images.take();
+  answer(chat.add(chat.path().at(-1) ?? chat.root, { role: "user", content: text, ...(pictures.length ? { images: pictures } : {}) }));
 };
 $("input").onkeydown = (event) => {
   if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
@@ -279,16 +275,35 @@ $("input").onkeydown = (event) => {
   $("ask").requestSubmit();
 };
 $("stop").onclick = () => running?.abort();
-$("new").onclick = () => { root.children = []; show(); $("input").focus(); };
+$("new").onclick = () => open(new Chat());
+$("show-chats").onclick = () => {
+  toggle("chats", $("chats").hidden);
+  if (isNarrow()) for (const one of PANELS) toggle(one, false);
+};
+$("menu").onclick = () => {
+  const isOpen = $("nav").classList.toggle("open");
+  $("menu").ariaExpanded = String(isOpen);
+};
+$("nav").onclick = () => {
+  $("nav").classList.remove("open");
+  $("menu").ariaExpanded = "false";
+};
 for (const [id, wanted] of [["schema", "object"], ["tools", "array"]]) {
   $(id).onchange = () => { try { parsed(id, wanted); } catch { /* it is shown */ } };
 }
+for (const id of [...KEPT, "logprobs"]) $(id).addEventListener("change", keepSettings);
 document.onkeydown = (event) => {
   if (event.key === "Escape" && running) running.abort();
 };
-$("model").onchange = choose;
+document.onvisibilitychange = () => { if (!document.hidden && !running) history.load(); }; // another tab may have changed them
+$("model").onchange = () => { choose(); keepSettings(); };
 themes();
-keepKey(connect);
 PANELS.forEach(panel);
-connect();
+toggle("chats", matchMedia("(min-width: 64rem)").matches);
+show();
+loadSettings().then((wanted) => {
+  keepKey(() => connect(wanted));
+  connect(wanted);
+});
+history.load();
 $("input").focus();

@@ -1,6 +1,6 @@
 // /docs: the routes of /openapi.json, their fields, and a form to try each.
 
-import { $, element, get, headers, keepKey, themes } from "/playground/api.js";
+import { $, element, get, headers, keepKey, themes } from "./api.js";
 
 let spec = {};
 

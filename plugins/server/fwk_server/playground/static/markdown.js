@@ -1,129 +1,211 @@
-// Markdown to nodes: headings, lists, tables, fenced code, code, bold, italic, links. Text is never read as HTML.
+// Markdown to nodes: markdown-it reads it, Temml sets formulas, highlight.js colours code. Nodes are made one by one
+// from the parser's tokens, of known elements and attributes alone: no text of a model is ever read as HTML.
 
-function element(name, ...children) {
-  const made = document.createElement(name);
-  for (const child of children.flat()) made.append(child);  // not spread: there may be more than a call can have
-  return made;
-}
+import { copyButton, element } from "./api.js";
+import hljs from "./vendor/highlight/core.min.js";
+import bash from "./vendor/highlight/bash.min.js";
+import cpp from "./vendor/highlight/cpp.min.js";
+import diff from "./vendor/highlight/diff.min.js";
+import go from "./vendor/highlight/go.min.js";
+import java from "./vendor/highlight/java.min.js";
+import javascript from "./vendor/highlight/javascript.min.js";
+import json from "./vendor/highlight/json.min.js";
+import python from "./vendor/highlight/python.min.js";
+import rust from "./vendor/highlight/rust.min.js";
+import shell from "./vendor/highlight/shell.min.js";
+import xml from "./vendor/highlight/xml.min.js";
+import yaml from "./vendor/highlight/yaml.min.js";
 
-// The next place of a pattern, for places that only grow: no part of a text is looked through twice.
-function finder(text, pattern) {
-  let found = -1;
-  return (from) => {
-    if (found < from) {
-      pattern.lastIndex = from;
-      found = pattern.exec(text)?.index ?? text.length;
-    }
-    return found;
-  };
-}
+const GRAMMARS = { bash, cpp, diff, go, java, javascript, json, python, rust, shell, xml, yaml };
+for (const [name, grammar] of Object.entries(GRAMMARS)) hljs.registerLanguage(name, grammar);
+hljs.registerAliases(["c", "h"], { languageName: "cpp" });
+hljs.registerAliases(["ts", "tsx", "typescript"], { languageName: "javascript" });
 
-// Where runs of backticks of each length start, in order.
-function backtickRuns(text) {
-  const runs = new Map();
-  for (const { 0: run, index } of text.matchAll(/`+/g)) {
-    if (!runs.has(run.length)) runs.set(run.length, []);
-    runs.get(run.length).push(index);
+const MAX_MARKDOWN = 400_000; // characters; a longer text is shown as it is
+const MAX_COLOURED = 60_000, MAX_COLOURED_LINE = 400; // characters of code: the grammars are not linear in a line
+const MAX_FORMULA = 4_000, MAX_FORMULAS = 500; // of one text; more are shown as they were written
+const TAGS = new Set(["p", "ul", "ol", "li", "blockquote", "table", "thead", "tbody", "tr", "th", "td", "strong", "em", "s", "hr"]);
+const SCHEMES = new Set(["http:", "https:", "mailto:"]);
+
+// Characters that reorder others or hide a text are shown by their numbers. A flag may hold a few of the hidden ones.
+const HIDDEN = /[\u202a-\u202e\u2066-\u2069]|\u{1f3f4}?[\u{e0000}-\u{e007f}]+|[\u200b\u2060\ufeff\u{e0100}-\u{e01ef}]{4,}/gu;
+export const visible = (text) => text.replace(HIDDEN, (found) => {
+  if (found.startsWith("\u{1f3f4}") && found.length <= 16) return found;
+  if ([...found].length > 1) return `[${[...found].length} hidden characters]`;
+  return `[U+${found.codePointAt(0).toString(16).toUpperCase()}]`;
+});
+
+// Formulas: \( \), $ $ inside a line, \[ \] and $$ $$ also over several.
+
+const CLOSERS = { "\\[": "\\]", "$$": "$$", "\\(": "\\)", $: "$" };
+
+// Where the closing mark stands; -1 if nowhere. No part of a text is looked through twice.
+function closing(state, mark, from, end) {
+  const known = (state.closers ??= {});
+  if (!(known[mark]?.from <= from && from <= known[mark].at)) {
+    const at = state.src.indexOf(mark, from);
+    known[mark] = { from, at: at < 0 ? Infinity : at };
   }
-  return runs;
+  return known[mark].at < end ? known[mark].at : -1;
 }
 
-function anchor(text, url) {
-  const link = element("a", text);
-  link.href = url;
-  link.rel = "noreferrer noopener";
-  link.target = "_blank";
-  return link;
+function inlineMath(state, silent) {
+  const { src, pos } = state, one = src[pos];
+  if (one !== "$" && one !== "\\") return false;
+  const mark = src.startsWith("$$", pos) ? "$$" : one === "$" ? "$" : src.slice(pos, pos + 2);
+  const close = CLOSERS[mark];
+  if (!close) return false;
+  const start = pos + mark.length, end = closing(state, close, start, state.posMax);
+  if (end <= start) return false;
+  // A price is no formula: neither space inside the marks, nor a digit after them.
+  if (mark === "$" && (/\s/.test(src[start] + src[end - 1]) || /\d/.test(src[end + 1] ?? "") || src[end - 1] === "\\")) return false;
+  if (!silent) {
+    const token = state.push("math", "", 0);
+    token.content = src.slice(start, end);
+    token.info = mark === "\\[" || mark === "$$" ? "display" : "";
+    token.markup = src.slice(pos, end + close.length);
+  }
+  state.pos = end + close.length;
+  return true;
 }
 
-function inline(text) {
-  const nodes = [], runs = backtickRuns(text);
-  const special = finder(text, /[`*[]/g), star = finder(text, /[*\n]/g);
-  const closing = finder(text, /[\]\n]/g), end = finder(text, /[\s)]/g);
-  let done = 0;
+function blockMath(state, startLine, endLine, silent) {
+  const begin = state.bMarks[startLine] + state.tShift[startLine];
+  const mark = state.src.slice(begin, begin + 2), close = CLOSERS[mark];
+  if (mark.length < 2 || !close || mark === "\\(") return false;
+  const found = closing(state, close, begin + 2, state.eMarks[endLine - 1]);
+  if (found < 0 && !state.env.isGrowing) return false;
+  let line = startLine;
+  while (line < endLine - 1 && (found < 0 || state.eMarks[line] < found)) line += 1;
+  const end = found < 0 ? state.eMarks[line] : found;
+  if (found >= 0 && state.src.slice(found + 2, state.eMarks[line]).trim()) return false; // a text goes on: not a block
+  if (silent) return true;
+  const token = state.push("math", "", 0);
+  Object.assign(token, { block: true, info: "display", map: [startLine, line + 1], content: state.src.slice(begin + 2, end), markup: state.src.slice(begin, end + 2) });
+  if (found < 0) token.meta = { isOpen: true };
+  state.line = line + 1;
+  return true;
+}
 
-  // What starts at a special character: its node and its end; only an end where it is text.
-  function piece(at) {
-    if (text[at] === "`") {
-      let inner = at;
-      while (text[inner] === "`") inner += 1;
-      const same = runs.get(inner - at);
-      while (same[0] < inner) same.shift();
-      return same.length ? [same[0] + inner - at, element("code", text.slice(inner, same[0]).trim())] : [inner];
+const parser = globalThis.markdownit({ html: false, breaks: true, maxNesting: 40 });
+parser.inline.ruler.before("escape", "math", inlineMath);
+parser.block.ruler.before("fence", "math", blockMath, { alt: ["paragraph", "blockquote", "list"] });
+parser.validateLink = () => true; // what may be followed is decided where a link is made
+
+const formulas = new Map(); // of the last texts: they are drawn again while a text grows
+
+// What is left of one text's bounds, and the level of the heading before: below a message's own, none is left out.
+const budget = () => ({ formulas: MAX_FORMULAS, coloured: MAX_COLOURED, heading: 2 });
+
+function formula(token, left) {
+  const source = element("code", { textContent: visible(token.markup) });
+  if (token.meta?.isOpen || token.content.length > MAX_FORMULA || left.formulas-- <= 0) return source;
+  const key = token.info + token.content;
+  if (!formulas.has(key)) {
+    const made = element("span", { className: token.info ? "math display" : "math" });
+    try {
+      globalThis.temml.render(token.content, made, { displayMode: token.info !== "", throwOnError: true, trust: false, maxSize: [20, 20], maxExpand: 500 });
+    } catch {
+      made.replaceChildren(source);
     }
-    if (text[at] === "*") {
-      const isStrong = text[at + 1] === "*", inner = at + 1 + isStrong, stop = star(inner);
-      const isClosed = text[stop] === "*" && stop > inner && (isStrong ? text[stop + 1] === "*" : !/\s/.test(text[inner]));
-      if (!isClosed) return [at + 1];
-      return [stop + 1 + isStrong, element(isStrong ? "strong" : "em", inline(text.slice(inner, stop)))];
-    }
-    const stop = closing(at + 1);
-    const isLink = stop > at + 1 && ["](http://", "](https://"].some((start) => text.startsWith(start, stop));
-    if (!isLink) return [at + 1];
-    const close = end(stop + 2);
-    return text[close] === ")" ? [close + 1, anchor(text.slice(at + 1, stop), text.slice(stop + 2, close))] : [at + 1];
+    for (const one of made.querySelectorAll("[href], [src], [id]")) for (const name of ["href", "src", "id"]) one.removeAttribute(name);
+    if (token.info) made.tabIndex = 0;
+    if (formulas.size >= MAX_FORMULAS) formulas.delete(formulas.keys().next().value);
+    formulas.set(key, made);
+  }
+  return formulas.get(key).cloneNode(true);
+}
+
+function codeBlock(text, info, left) {
+  const language = info.trim().split(/\s/, 1)[0].slice(0, 30);
+  const code = element("code", { textContent: visible(text) });
+  if (hljs.getLanguage(language) && (left.coloured -= text.length) > 0 && text.split("\n").every((line) => line.length < MAX_COLOURED_LINE)) {
+    code.className = `language-${language.toLowerCase()}`;
+    hljs.highlightElement(code);
+  }
+  const block = element("pre", { tabIndex: 0 }, code);
+  return element("div", { className: "code" }, element("div", { className: "code-head" }, element("span", { textContent: visible(language) }), copyButton(() => text, "Copy code")), block);
+}
+
+// A link, if it may be followed; behind its text the host it leads to, unless that is what the text says.
+function anchor(href) {
+  let url = null;
+  try { url = new URL(href); } catch { /* not a whole address */ }
+  if (!url || !SCHEMES.has(url.protocol)) return element("span", { title: visible(href).slice(0, 2000) });
+  return element("a", { href: url.href, title: visible(url.href).slice(0, 2000), rel: "noreferrer noopener", target: "_blank" });
+}
+
+function named(link) {
+  const text = link.textContent;
+  if (link.localName !== "a" || text === link.href || `${text}/` === link.href) return;
+  link.append(element("span", { className: "host", textContent: ` (${link.host || link.pathname})` }));
+}
+
+function build(tokens, place, left) {
+  const open = [place];
+  for (const token of tokens) {
+    const top = open.at(-1);
+    if (token.hidden) continue;
+    if (token.type === "inline") build(token.children, top, left);
+    else if (token.type === "math") top.append(formula(token, left));
+    else if (token.type === "fence" || token.type === "code_block") top.append(codeBlock(token.content, token.info, left));
+    else if (token.type === "code_inline") top.append(element("code", { textContent: visible(token.content) }));
+    else if (token.type === "softbreak" || token.type === "hardbreak") top.append(element("br"));
+    else if (token.type === "image") {
+      const link = anchor(token.attrGet("src") ?? "");
+      link.append(`[image: ${visible(token.content)}]`);
+      named(link);
+      top.append(link);
+    } else if (token.nesting < 0) {
+      const closed = open.pop();
+      if (token.type === "link_close") named(closed);
+    } else if (token.type === "link_open") open.push(top.appendChild(anchor(token.attrGet("href") ?? "")));
+    else if (token.nesting > 0 || token.type === "hr") {
+      const level = /^h([1-6])$/.exec(token.tag)?.[1];
+      if (level) left.heading = Math.min(6, Number(level) + 2, left.heading + 1);
+      const made = element(level ? `h${left.heading}` : TAGS.has(token.tag) ? token.tag : "div");
+      if (token.tag === "ol") made.start = Number(token.attrGet("start") ?? 1);
+      if (token.tag === "td" || token.tag === "th") made.style.textAlign = /left|right|center/.exec(token.attrGet("style") ?? "")?.[0] ?? "";
+      top.append(token.tag === "table" ? element("div", { className: "wide", tabIndex: 0 }, made) : made);
+      if (token.nesting > 0) open.push(made);
+    } else top.append(visible(token.content));
+  }
+}
+
+// A text that grows. Blocks that what follows cannot change stay as they are, with a reader's selection in them; only
+// the last one is read and drawn again, so a whole answer costs what its length costs.
+export class Growing {
+  constructor(place) {
+    this.place = place;
+    this.done = 0; // characters that are drawn for good
+    this.rest = []; // nodes of the last block
+    this.left = budget();
   }
 
-  for (let at = special(0); at < text.length; ) {
-    const [next, node] = piece(at);
-    if (node) {
-      if (done < at) nodes.push(text.slice(done, at));
-      nodes.push(node);
-      done = next;
+  // Draws the text so far. The last time it is read as a whole, as a name of a link may be explained at its end.
+  draw(text, isWhole = false) {
+    if (isWhole || text.length > MAX_MARKDOWN) {
+      this.place.replaceChildren(...render(text));
+      return;
     }
-    at = special(next);
+    const source = text.slice(this.done), tokens = parser.parse(source, { isGrowing: true });
+    let last = 0;
+    tokens.forEach((token, i) => { if (token.level === 0 && token.nesting >= 0 && token.map) last = i; });
+    const fixed = document.createDocumentFragment(), open = document.createDocumentFragment();
+    build(tokens.slice(0, last), fixed, this.left);
+    build(tokens.slice(last), open, { ...this.left });
+    for (const node of this.rest) node.remove();
+    this.rest = [...open.childNodes];
+    this.place.append(fixed, open);
+    const ends = /\r\n?|\n/g;
+    for (let line = tokens[last]?.map[0] ?? 0; line > 0; line -= 1) ends.exec(source);
+    this.done += ends.lastIndex;
   }
-  if (done < text.length) nodes.push(text.slice(done));
-  return nodes;
 }
-
-const cells = (line) => line.trim().replace(/^\||\|$/g, "").split("|").map((cell) => cell.trim());
-
-// Patterns end in [^]*, which always fits: one that could fail there would be tried at each place before it.
-const FENCE = /^\s*(```+|~~~+)[^]*/, HEADING = /^(#{1,6})\s+([^]*)/, ITEM = /^\s*([-*+]|\d{1,9}[.)])\s+([^]*)/;
-const isRuler = (line) => line.includes("|") && line.includes("-") && /^[\s:|-]+$/.test(line);
 
 export function render(text) {
-  const lines = text.split("\n"), nodes = [];
-  let at = 0, paragraph = [];
-  const close = () => {
-    if (paragraph.length) nodes.push(element("p", inline(paragraph.join("\n"))));
-    paragraph = [];
-  };
-  while (at < lines.length) {
-    const line = lines[at];
-    const fence = FENCE.exec(line), heading = HEADING.exec(line), item = ITEM.exec(line);
-    if (fence) {
-      close();
-      const code = [];
-      for (at += 1; at < lines.length && !lines[at].trim().startsWith(fence[1]); at += 1) code.push(lines[at]);
-      const block = element("pre", element("code", code.join("\n")));
-      block.tabIndex = 0;
-      nodes.push(block);
-    } else if (heading) {
-      close();
-      nodes.push(element(`h${Math.min(6, heading[1].length + 2)}`, inline(heading[2])));
-    } else if (item) {
-      close();
-      const isOrdered = /\d/.test(item[1]), list = element(isOrdered ? "ol" : "ul");
-      if (isOrdered) list.start = parseInt(item[1], 10);
-      for (let next = item; next; next = at + 1 < lines.length ? ITEM.exec(lines[at + 1]) : null) {
-        if (next !== item) at += 1;
-        list.append(element("li", inline(next[2])));
-      }
-      nodes.push(list);
-    } else if (line.includes("|") && isRuler(lines[at + 1] ?? "")) {
-      close();
-      const table = element("table", element("tr", cells(line).map((cell) => element("th", inline(cell)))));
-      for (at += 2; at < lines.length && lines[at].includes("|"); at += 1) {
-        table.append(element("tr", cells(lines[at]).map((cell) => element("td", inline(cell)))));
-      }
-      nodes.push(table);
-      at -= 1;
-    } else if (line.trim()) paragraph.push(line);
-    else close();
-    at += 1;
-  }
-  close();
-  return nodes;
+  if (text.length > MAX_MARKDOWN) return [element("pre", { tabIndex: 0, textContent: visible(text) })];
+  const made = document.createDocumentFragment();
+  build(parser.parse(text, {}), made, budget());
+  return [...made.childNodes];
 }

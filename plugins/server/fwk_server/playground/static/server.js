@@ -1,6 +1,6 @@
 // The panel "Server": how it does, as charts of /metrics, and which plugins are in use, as a picture.
 
-import { element, get, getText } from "/playground/api.js";
+import { element, get, getText } from "./api.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 const MANY = 6, SECONDS = 2, POINTS = 60, WIDTH = 300, HEIGHT = 48;
