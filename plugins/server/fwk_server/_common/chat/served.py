@@ -12,7 +12,6 @@ from fwk.errors import InvalidRequest
 from fwk.interfaces.dialect import Frontend, ModelCard
 from fwk_server._common.body import shown
 
-
 _SENSES = {"image": "vision", "audio": "audio"}
 
 
