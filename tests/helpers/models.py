@@ -39,8 +39,9 @@ def make_context(
     max_model_len: int = 512,
     block_size: int = 16,
     ep_size: int = 1,
+    operators: str = "torch",
 ) -> ModelContext:
-    """A context with the plain plugins on the CPU."""
+    """A context with the plain plugins on the CPU. operators: those between matrices, by their plugin's name."""
     plugins, device, threads = discover(), torch.device("cpu"), ThreadPool()
     method = load_object(find(plugins, "quant", "none"))
     plain, wide = (method(QuantContext(device, kind, {}, threads=threads)) for kind in (dtype, torch.float32))
@@ -49,8 +50,8 @@ def make_context(
     )
     group = SingleRank() if tp is None else tp
     runner = load_object(find(plugins, "moe", "torch"))
-    operators = load_object(find(plugins, "operators", "torch"))(OperatorContext(device, dtype, threads=threads))
-    parts = plain, attention, group, max_model_len, runner, operators
+    made = load_object(find(plugins, "operators", operators))(OperatorContext(device, dtype, threads=threads))
+    parts = plain, attention, group, max_model_len, runner, made
     return ModelContext(config, weights, dtype, device, OneFormat(plain), *parts, ep_size=ep_size, plain_float32=wide)
 
 
@@ -136,6 +137,7 @@ class RunnableModel:
         ep_size: int = 1,
         implementation: str = "auto",
         model_class: type[Model] | None = None,
+        operators: str = "torch",
     ) -> None:
         """model_class: instead of what an installed plugin names."""
         raw = json.loads((folder / "config.json").read_text())
@@ -146,7 +148,7 @@ class RunnableModel:
         self.spec = spec.name
         config = ModelConfig.from_dict(spec.declaration.normalised(raw), str(folder))
         self.weights = Tensors.of_folder(folder)
-        self.context = make_context(config, self.weights, dtype=dtype, tp=tp, ep_size=ep_size)
+        self.context = make_context(config, self.weights, dtype=dtype, tp=tp, ep_size=ep_size, operators=operators)
         with torch.inference_mode():
             self.model: Model = (model_class or load_object(spec))(self.context)
         allocate(self.context, num_blocks)

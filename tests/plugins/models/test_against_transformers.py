@@ -23,6 +23,8 @@ transformers = lazy("transformers")
 
 EVERY = {**ARCHITECTURES, **VARIANTS}
 RECURRENT = ["mamba2", "lfm2", "qwen3_next", "qwen3_5", "granite hybrid", "nemotron_h", "mamba", "jamba"]
+CAPTURED = ["mamba2", "lfm2", "qwen3_next", "qwen3_5", "mamba"]
+"""Those whose steps on a CPU are recorded; in the others torch scales residuals or computes an activation."""
 
 
 @pytest.fixture(scope="module", params=EVERY.values(), ids=EVERY.keys())
@@ -91,6 +93,20 @@ def test_unknown_ways_are_named(name: str, changes: dict[str, Any], message: str
         RunnableModel(tmp_path)
 
 
+@pytest.mark.parametrize("name", RECURRENT)
+def test_native_operators_of_recurrent_layers(name: str, tmp_path: Path) -> None:
+    """As transformers computes them, however a prompt is cut; with states in bfloat16 nearly so."""
+    reference, prompt = write(tmp_path, *ARCHITECTURES[name]), token_ids(150)
+    model = RunnableModel(tmp_path, operators="cpu")
+    whole = model.logits(prompt)
+    close(whole, reference_logits(reference, prompt))
+    close(model.logits(prompt, [70, 9, *([1] * 71)]), whole)
+    for state in model.context.recurrent_states:
+        state.dtypes["sum"] = torch.bfloat16
+        state.allocate(8, torch.device("cpu"))
+    assert (model.logits(prompt, [149, 1]) - whole).abs().max() < 0.05 * whole.abs().max()
+
+
 @pytest.mark.gate(4)
 @pytest.mark.parametrize("name", RECURRENT)
 def test_a_recurrent_model_continues_from_a_kept_state(name: str, tmp_path: Path) -> None:
@@ -100,6 +116,7 @@ def test_a_recurrent_model_continues_from_a_kept_state(name: str, tmp_path: Path
     first = token_ids(90, 1)
     sized: dict[str, Any] = {"max_total_tokens": 2048, "page_size": 4, "chunked_prefill_size": 32}
     with fwk.LLM(str(tmp_path), dtype="float32", check_blocks=True, mamba_track_interval=8, **sized) as llm:
+        assert (llm.engine.info.chosen["step"] == "captured") == (name in CAPTURED)
         [done] = llm.generate([first], settings)
         turns = [[*first, *done.token_ids, *token_ids(7, 2)], [*first[:70], *token_ids(9, 3)], first]
         for turn, cached in zip(turns, (112, 64, 88), strict=True):

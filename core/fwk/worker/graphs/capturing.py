@@ -75,7 +75,7 @@ class Capturing:
             return f"{self.reader} reads what layers compute"
         if self._num_ranks > 1:
             return "ranks add up their parts through torch.distributed"
-        if self._setup.opened.served.is_recurrent:
+        if self._setup.opened.served.is_recurrent and not self._setup.device.is_host:
             return "the model has recurrent layers"
         if self._setup.device.is_host and isinstance(self._models.attention, AttentionPair):
             return "prompts and next tokens have attention backends of their own"
@@ -152,6 +152,8 @@ class Capturing:
         if self._captures_decodes:
             return DecodeGraphs(model, is_greedy, operators, self._capture, self.sizes, taps, self._around)
         max_seqs = self._options.cuda_graph_max_bs
+        if self._setup.opened.served.is_recurrent:  # operators count sequences, which have room for so many tokens each
+            max_tokens = min(max_tokens, self._setup.max_sequence_len)
         most = StepSize(max_tokens, max_tokens, min(max_tokens, max_seqs * (1 + max_drafts)), max_seqs)
         return CapturedStepModel(model, is_greedy, operators, self._capture, most, taps)
 

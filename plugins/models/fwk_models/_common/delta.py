@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -67,11 +68,24 @@ class DeltaNet:
         self.ba = ColumnParallelLinear(
             context, [Part(f"{prefix}.in_proj_ba", 2 * sizes.num_values, sizes.num_keys)], hidden
         )
+        # Places of q, k, v and z among each key head's outputs, in units that all of their sizes are multiples of.
+        of_values = sizes.ratio * sizes.value_size
+        unit = self.unit = math.gcd(sizes.key_size, of_values)
+        places = torch.arange(sizes.local_keys * 2 * (sizes.key_size + of_values) // unit).view(sizes.local_keys, -1)
+        counts = (sizes.key_size // unit,) * 2 + (of_values // unit,) * 2
+        *mixed, z = (part.flatten() for part in places.split(counts, 1))
+        self.mixed_index, self.z_index = torch.cat(mixed), z.contiguous()
+        self.b_index, self.a_index = torch.arange(2 * sizes.local_keys).view(-1, 2).t().contiguous()
 
     def inputs(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """q, k and v side by side, z, beta's and the decay's inputs: [num_tokens, ...] each."""
         sizes, count = self.sizes, x.shape[0]
         of_values = sizes.ratio * sizes.value_size
+        if self.conv.kernels is not None:
+            qkvz, ba = self.qkvz(x), self.ba(x)
+            mixed, z = (self.conv.kernels.columns(qkvz, index, self.unit) for index in (self.mixed_index, self.z_index))
+            b, a = (self.conv.kernels.columns(ba, index, sizes.ratio) for index in (self.b_index, self.a_index))
+            return mixed, z, b, a
         qkvz = self.qkvz(x).view(count, sizes.local_keys, -1)
         q, k, v, z = qkvz.split((sizes.key_size, sizes.key_size, of_values, of_values), -1)
         b, a = self.ba(x).view(count, sizes.local_keys, -1).split(sizes.ratio, -1)
@@ -82,7 +96,14 @@ class DeltaNet:
         """[num_tokens, hidden_size] to the same."""
         sizes, count = self.sizes, x.shape[0]
         mixed, z, b, a = self.inputs(x)
-        mixed = F.silu(self.conv(mixed, self.state.tensors["conv"], rows)).float()
+        mixed = self.conv(mixed, self.state.tensors["conv"], rows, silu=True)
+        if self.conv.kernels is not None:
+            state = self.state.tensors["sum"]
+            o = self.conv.kernels.delta(mixed, a, b, self.rate, self.step_bias, state, rows)
+            return self.out_proj(
+                self.conv.kernels.gated_norm(o, z, self.norm, sizes.local_values, self.eps, gates_last=True)
+            )
+        mixed = mixed.float()
         keys = sizes.local_keys * sizes.key_size
         q, k, v = mixed.split((keys, keys, sizes.local_values * sizes.value_size), -1)
         q, k = (unit(part.view(count, sizes.local_keys, -1)).repeat_interleave(sizes.ratio, 1) for part in (q, k))
@@ -97,16 +118,17 @@ class DeltaNet:
     def _recur(self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, rows: RecurrentRows) -> Tensor:
         """q, k, v: [num_tokens, heads, size] each; log_decay, beta: [num_tokens, heads]. Returns o like ``v``."""
         out, state = torch.empty_like(v), self.state.tensors["sum"]
-        if len(rows.singles):
-            tokens = rows.single_tokens
+        gathered = rows.gathered
+        if len(gathered.singles):
+            tokens = gathered.single_tokens
             qs, ks, vs = (part.index_select(0, tokens).unsqueeze(-2) for part in (q, k, v))
-            sums = state.index_select(0, rows.single_rows).float()
+            sums = state.index_select(0, gathered.single_rows).float()
             sums *= log_decay.index_select(0, tokens).exp()[:, :, None, None]
             written = (vs - ks @ sums) * beta.index_select(0, tokens)[:, :, None, None]
             sums += ks.transpose(-1, -2) @ written
             out.index_copy_(0, tokens, (qs @ sums).squeeze(-2))
-            state.index_copy_(0, rows.single_rows, sums.to(state.dtype))
-        for row, start, end in rows.spans:
+            state.index_copy_(0, gathered.single_rows, sums.to(state.dtype))
+        for row, start, end in gathered.spans:
             qs, ks, vs = (part[start:end].transpose(0, 1) for part in (q, k, v))
             o, sums = delta_rule(qs, ks, vs, log_decay[start:end].t(), beta[start:end].t(), state[row].float())
             out[start:end] = o.transpose(0, 1)

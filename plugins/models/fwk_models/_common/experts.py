@@ -11,6 +11,7 @@ from fwk.errors import ModelLoadError
 from fwk.interfaces.model import ModelContext
 from fwk.layers import GatedMLP, MoE, ReplicatedLinear, RMSNorm, RotaryEmbedding, Routing, VocabEmbedding
 from fwk_models._common.qkv import SplitQKV
+from fwk_models._common.recurrent_cpu import RecurrentKernels
 from fwk_models._common.stack import Block, SelfAttention, Stack
 from fwk_models._common.weights import StackedExperts
 
@@ -64,12 +65,21 @@ class SharedExperts:
     gate: to one number, whose sigmoid is a factor on what the shared ones return. None: the factor is one.
     """
 
-    def __init__(self, routed: MoE, shared: GatedMLP, gate: ReplicatedLinear | None = None) -> None:
-        self.routed, self.shared, self.gate = routed, shared, gate
+    def __init__(
+        self,
+        routed: MoE,
+        shared: GatedMLP,
+        gate: ReplicatedLinear | None = None,
+        kernels: RecurrentKernels | None = None,
+    ) -> None:
+        """kernels: that apply the gate; None: torch does."""
+        self.routed, self.shared, self.gate, self._kernels = routed, shared, gate, kernels
 
     def __call__(self, x: Tensor) -> Tensor:
         """[num_tokens, hidden_size] to the same."""
         shared = self.shared(x)
+        if self.gate is not None and self._kernels is not None:
+            return self._kernels.add_gated(self.routed(x), shared, self.gate(x))
         if self.gate is not None:
             shared = torch.sigmoid(self.gate(x)) * shared
         return self.routed(x).add_(shared)
@@ -84,7 +94,7 @@ def gated_shared_experts(context: ModelContext, prefix: str, *, normalises: bool
     shared = GatedMLP(context, f"{prefix}.shared_expert", intermediate_size=inner)
     plain = replace(context, lora=None)
     gate = ReplicatedLinear(plain, f"{prefix}.shared_expert_gate", config.hidden_size, 1, method=context.plain)
-    return SharedExperts(routed, shared, gate)
+    return SharedExperts(routed, shared, gate, RecurrentKernels.of(context))
 
 
 def granite_experts(context: ModelContext, prefix: str) -> MoE:

@@ -27,6 +27,7 @@ from fwk_models._common.delta import DeltaNet
 from fwk_models._common.hybrid import Hybrid
 from fwk_models._common.norms import HeadNorm
 from fwk_models._common.recurrent import RecurrentRows
+from fwk_models._common.recurrent_cpu import RecurrentKernels
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -146,6 +147,8 @@ class GatedAttention:
         self.qkv = ColumnParallelLinear(context, parts, config.hidden_size, bias=bias)
         self.size, self.sizes, self.rotary = size, self.qkv.out_features, rotary
         self.norm = HeadNorm(context, prefix, OffsetRMSNorm)
+        self.kernels = RecurrentKernels.of(context)
+        self.q_index = torch.arange(0, self.sizes[0] // size, 2)  # of heads, before the gates of each
         self.attention = Attention(context, self.sizes[0] // (2 * size), self.sizes[1] // size, prefix=prefix)
         self.output = RowParallelLinear(
             context, f"{prefix}.o_proj", heads * size, config.hidden_size, num_units=heads, bias=bias
@@ -153,8 +156,13 @@ class GatedAttention:
 
     def __call__(self, x: Tensor, angles: RotaryRows, batch: ForwardBatch) -> Tensor:
         """[num_tokens, hidden_size] to the same."""
-        queries, k, v = (part.view(x.shape[0], -1, self.size) for part in self.qkv(x).split(self.sizes, -1))
-        q, gate = queries.view(x.shape[0], -1, 2, self.size).unbind(2)
+        wide, k, v = (part.view(x.shape[0], -1, self.size) for part in self.qkv(x).split(self.sizes, -1))
+        q, gate = wide.view(x.shape[0], -1, 2, self.size).unbind(2)
+        if self.kernels is not None:
+            joined = self.kernels.columns(wide.view(x.shape[0], -1), self.q_index, self.size)
+            q, k = (self.rotary.rotate(part, angles) for part in self.norm(joined.view(q.shape), k))
+            attended = self.attention(q, k, v, batch)
+            return self.output(self.kernels.sigmoid_gate(attended, gate))
         q, k = (self.rotary.rotate(part, angles) for part in self.norm(q.contiguous(), k.contiguous()))
         attended = self.attention(q, k, v.contiguous(), batch)
         return self.output(attended * torch.sigmoid(gate.reshape(x.shape[0], -1)))

@@ -66,34 +66,48 @@ class MambaMixer:
         channels = Part(prefix, inner)
         self.rate = -rank_rows(context, f"{prefix}.A_log", (inner, state), channels).float().exp()
         self.skip = rank_rows(context, f"{prefix}.D", (inner,), channels).float()
-        self.activation = activation(str(context.config.raw.get("hidden_act") or "silu"))
+        act = str(context.config.raw.get("hidden_act") or "silu")
+        self.activation, self.has_silu = activation(act), act in ("silu", "swish")
         self.sizes, self.norms = sizes, norms
         self.state = new_state(context, self.conv, tuple(self.rate.shape))
 
     def __call__(self, hidden: Tensor, rows: RecurrentRows) -> Tensor:
         """[num_tokens, hidden_size] to the same."""
         x, z = self.in_proj(hidden).chunk(2, -1)
-        x = self.activation(self.conv(x, self.state.tensors["conv"], rows))
+        x = self._convolved(x, rows)
         parts: Any = self.x_proj(x).split((self.sizes.rank, self.sizes.state_size, self.sizes.state_size), -1)
         if self.norms is not None:
-            parts = [norm(part.contiguous()) for norm, part in zip(self.norms, parts, strict=True)]
-        steps = F.softplus(self.dt_proj(parts[0].contiguous()).float())
+            parts = [norm(part) for norm, part in zip(self.norms, parts, strict=True)]
+        kernels = self.conv.kernels
+        steps = self.dt_proj(parts[0] if kernels is not None else parts[0].contiguous())
+        if kernels is not None:
+            both = (x, steps, parts[1], parts[2], z)
+            y = kernels.selective(both, self.rate, self.skip, self.state.tensors["sum"], rows)
+            return self.out_proj(y)
+        steps = F.softplus(steps.float())
         x = x.float()
         y = self._recur(x * steps, steps, parts[1].float(), parts[2].float(), rows)
         y += x * self.skip
         return self.out_proj((y * F.silu(z.float())).to(hidden.dtype))
 
+    def _convolved(self, x: Tensor, rows: RecurrentRows) -> Tensor:
+        state = self.state.tensors["conv"]
+        if self.has_silu:
+            return self.conv(x, state, rows, silu=True)
+        return self.activation(self.conv(x, state, rows))
+
     def _recur(self, x: Tensor, steps: Tensor, b: Tensor, c: Tensor, rows: RecurrentRows) -> Tensor:
         """x, steps: [num_tokens, channels]; b, c: [num_tokens, state_size]."""
         out, state = torch.empty_like(x), self.state.tensors["sum"]
-        if len(rows.singles):
-            xs, times, bs, cs = (part.index_select(0, rows.single_tokens) for part in (x, steps, b, c))
-            sums = state.index_select(0, rows.single_rows).float()
+        gathered = rows.gathered
+        if len(gathered.singles):
+            xs, times, bs, cs = (part.index_select(0, gathered.single_tokens) for part in (x, steps, b, c))
+            sums = state.index_select(0, gathered.single_rows).float()
             sums *= (times.unsqueeze(-1) * self.rate).exp_()
             sums += xs.unsqueeze(-1) * bs.unsqueeze(1)
-            out.index_copy_(0, rows.single_tokens, (sums @ cs.unsqueeze(-1)).squeeze(-1))
-            state.index_copy_(0, rows.single_rows, sums.to(state.dtype))
-        for row, start, end in rows.spans:
+            out.index_copy_(0, gathered.single_tokens, (sums @ cs.unsqueeze(-1)).squeeze(-1))
+            state.index_copy_(0, gathered.single_rows, sums.to(state.dtype))
+        for row, start, end in gathered.spans:
             part = slice(start, end)
             y, sums = selective_scan(x[part], steps[part], self.rate, b[part], c[part], state[row].float())
             out[part] = y

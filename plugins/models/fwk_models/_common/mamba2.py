@@ -81,8 +81,15 @@ class Mamba2Mixer:
         heads, size, num_tokens = self.num_heads, self.sizes.head_size, hidden.shape[0]
         inner, states = heads * size, self.num_groups * self.sizes.state_size
         z, mixed, step = self.in_proj(hidden).split((inner, inner + 2 * states, heads), -1)
-        mixed = F.silu(self.conv(mixed, self.state.tensors["conv"], rows)).float()
+        mixed = self.conv(mixed, self.state.tensors["conv"], rows, silu=True)
         x, b, c = mixed.split((inner, states, states), -1)
+        if self.conv.kernels is not None:
+            weights = self.rate, self.step_bias, self.skip
+            y = self.conv.kernels.state_space(
+                (x, b, c, step), weights, self.sizes.limits, self.state.tensors["sum"], rows
+            )
+            return self.out_proj(self.norm(y, z))
+        x, b, c = (part.float() for part in (x, b, c))
         x = x.view(num_tokens, heads, size)
         b, c = (part.view(num_tokens, self.num_groups, -1) for part in (b, c))
         steps = F.softplus(step.float() + self.step_bias).clamp(*self.sizes.limits)
@@ -93,15 +100,16 @@ class Mamba2Mixer:
     def _recur(self, x: Tensor, log_decay: Tensor, b: Tensor, c: Tensor, rows: RecurrentRows) -> Tensor:
         """x: [num_tokens, heads, size]; log_decay: [num_tokens, heads]; b, c: [num_tokens, groups, state_size]."""
         out, state, repeats = torch.empty_like(x), self.state.tensors["sum"], self.num_heads // self.num_groups
-        if len(rows.singles):
-            tokens = rows.single_tokens
+        gathered = rows.gathered
+        if len(gathered.singles):
+            tokens = gathered.single_tokens
             bs, cs = (part.index_select(0, tokens).repeat_interleave(repeats, 1) for part in (b, c))
-            sums = state.index_select(0, rows.single_rows).float()
+            sums = state.index_select(0, gathered.single_rows).float()
             sums *= log_decay.index_select(0, tokens).exp()[:, :, None, None]
             sums += x.index_select(0, tokens).unsqueeze(-1) * bs.unsqueeze(-2)
             out.index_copy_(0, tokens, (sums @ cs.unsqueeze(-1)).squeeze(-1))
-            state.index_copy_(0, rows.single_rows, sums.to(state.dtype))
-        for row, start, end in rows.spans:
+            state.index_copy_(0, gathered.single_rows, sums.to(state.dtype))
+        for row, start, end in gathered.spans:
             bs, cs = (part[start:end].transpose(0, 1).repeat_interleave(repeats, 0) for part in (b, c))
             y, sums = state_space(x[start:end].transpose(0, 1), log_decay[start:end].t(), bs, cs, state[row].float())
             out[start:end] = y.transpose(0, 1)

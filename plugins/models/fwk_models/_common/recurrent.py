@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from fwk.layers import Part, RecurrentState, rank_rows
+from fwk_models._common.recurrent_cpu import MAX_WIDTH, RecurrentKernels
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,16 +24,35 @@ CHUNK = 64
 """Tokens that are computed at once where a prompt is read: products of matrices inside, a recurrence between."""
 
 
-@dataclass(frozen=True, slots=True)
 class RecurrentRows:
-    """A step's sequences as recurrent layers read them; the same for all layers of one kernel width.
+    """A step's sequences as recurrent layers read them; the same for all layers of one kernel width."""
+
+    def __init__(self, batch: ForwardBatch, width: int) -> None:
+        """width: of the convolution's kernel."""
+        assert batch.state_rows is not None
+        self.rows, self.starts = batch.state_rows.rows, batch.query_start
+        self._batch, self._width = batch, width
+
+    @staticmethod
+    def of(batch: ForwardBatch, width: int) -> RecurrentRows:
+        """The rows of one step."""
+        return RecurrentRows(batch, width)
+
+    @cached_property
+    def gathered(self) -> GatheredRows:
+        """As torch's operators read them."""
+        return GatheredRows.of(self._batch, self._width)
+
+
+@dataclass(frozen=True, slots=True)
+class GatheredRows:
+    """Indices of a step's tokens.
 
     sources: [width, num_tokens] int64: for each token its predecessors and itself, as rows of all sequences' states
     (``width - 1`` rows each) followed by the step's tokens. last: [num_seqs * (width - 1)] rows of the states after it.
     singles: sequences of one token, computed together; spans: first and last + 1 token of the other ones.
     """
 
-    rows: Tensor  # [num_seqs] int64: of ``RecurrentState``
     sources: Tensor
     last: Tensor
     singles: Tensor  # [num_singles] int64: places in the batch
@@ -40,7 +61,7 @@ class RecurrentRows:
     spans: list[tuple[int, int, int]]  # row of ``RecurrentState``, start, end
 
     @staticmethod
-    def of(batch: ForwardBatch, width: int) -> RecurrentRows:
+    def of(batch: ForwardBatch, width: int) -> GatheredRows:
         """The rows of one step. width: of the convolution's kernel."""
         assert batch.state_rows is not None
         device, rows_np = batch.token_ids.device, batch.state_rows.rows_np
@@ -62,8 +83,7 @@ class RecurrentRows:
         def tensor(values: np.ndarray) -> Tensor:
             return torch.from_numpy(np.ascontiguousarray(values)).to(device)
 
-        return RecurrentRows(
-            batch.state_rows.rows,
+        return GatheredRows(
             tensor(sources),
             tensor(last),
             tensor(singles),
@@ -94,20 +114,34 @@ class CausalConv:
         self.kernel = kernel[:, 0].t().contiguous().to(context.dtype)  # [width, channels]
         self.bias = rank_rows(context, f"{prefix}.bias", (channels,), part).to(context.dtype) if bias else None
         self.width, self.channels = width, self.kernel.shape[1]
+        self.kernels = RecurrentKernels.of(context) if width <= MAX_WIDTH else None
 
     @property
     def state_shape(self) -> tuple[int, int]:
         """The inputs of the last tokens."""
         return (self.width - 1, self.channels)
 
-    def __call__(self, x: Tensor, state: Tensor, rows: RecurrentRows) -> Tensor:
-        """[num_tokens, channels] to the same; ``state``: [num_rows, width - 1, channels]."""
+    def __call__(self, x: Tensor, state: Tensor, rows: RecurrentRows, *, silu: bool = False) -> Tensor:
+        """[num_tokens, channels] to the same, then silu; ``state``: [num_rows, width - 1, channels]."""
+        if self.kernels is not None:
+            return self.kernels.conv(self, x, state, rows, silu=silu)
+        out = self._convolved(x, state, rows)
+        return F.silu(out) if silu else out
+
+    def gated(self, before: Tensor, x: Tensor, after: Tensor, state: Tensor, rows: RecurrentRows) -> Tensor:
+        """after * conv(before * x)."""
+        if self.kernels is not None:
+            return self.kernels.conv(self, x, state, rows, before=before, after=after)
+        return after * self._convolved(before * x, state, rows)
+
+    def _convolved(self, x: Tensor, state: Tensor, rows: RecurrentRows) -> Tensor:
+        gathered = rows.gathered
         past = state.index_select(0, rows.rows).view(-1, self.channels)
         known = torch.cat((past.to(x.dtype), x))
-        out = known.index_select(0, rows.sources[0]) * self.kernel[0]
+        out = known.index_select(0, gathered.sources[0]) * self.kernel[0]
         for k in range(1, self.width):
-            out.addcmul_(known.index_select(0, rows.sources[k]), self.kernel[k])
-        left = known.index_select(0, rows.last).view(-1, *self.state_shape)
+            out.addcmul_(known.index_select(0, gathered.sources[k]), self.kernel[k])
+        left = known.index_select(0, gathered.last).view(-1, *self.state_shape)
         state.index_copy_(0, rows.rows, left.to(state.dtype))
         return out if self.bias is None else out.add_(self.bias)
 
@@ -124,9 +158,12 @@ class GatedNorm:
         weight = rank_rows(context, name, (size,), Part(name, size, num_units))
         self.weight, self.eps, self.tp = weight.float(), eps, context.tp
         self.num_groups, self.is_shared = max(1, num_groups // context.tp.size), num_groups < context.tp.size
+        self._kernels = None if self.is_shared else RecurrentKernels.of(context)
 
     def __call__(self, x: Tensor, z: Tensor) -> Tensor:
         """[num_tokens, size of this rank] each, to the same, of ``z``'s type; the gate comes first."""
+        if self._kernels is not None and x.dtype == torch.float32:
+            return self._kernels.gated_norm(x, z, self.weight, self.num_groups, self.eps, gates_last=False)
         gated = (x.float() * F.silu(z.float())).view(x.shape[0], self.num_groups, -1)
         squares = gated.square().mean(-1, keepdim=True)
         if self.is_shared:

@@ -95,7 +95,7 @@ class ShortConv:
     def __call__(self, x: Tensor, rows: RecurrentRows) -> Tensor:
         """[num_tokens, hidden_size] to the same."""
         before, after, x = self.in_proj(x).chunk(3, -1)
-        return self.out_proj(after * self.conv(before * x, self.state.tensors["conv"], rows))
+        return self.out_proj(self.conv.gated(before, x, after, self.state.tensors["conv"], rows))
 
 
 def inner_size(context: ModelContext) -> int:
