@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.helpers.interpreted import interpreted
 from tests.helpers.pretend_cuda import JOURNAL, flashinfer_stand_in, serving, triton_kernels
@@ -23,6 +24,7 @@ from fwk.types import ForwardBatch
 from fwk.worker.graphs.graph_sizes import GraphSizes, default_sizes
 from fwk.worker.graphs.step_graphs import DecodeGraphs
 from fwk.worker.runner.inputs import InputBuffers
+from fwk.worker.runner.staging import StagingRing
 from fwk_attention.triton_paged import plan
 from fwk_attention.triton_paged.captured import CapturedDecodes
 from fwk_kit.testing.serving import MIXTURE, TINY
@@ -405,6 +407,40 @@ def test_on_a_cpu_one_capture_serves_all_sizes(tiny_folder: Path) -> None:
 def test_an_attention_that_plans_anew_says_so(tiny_folder: Path) -> None:
     served = Served(tiny_folder, attention_backend="torch")
     assert served.how == "eager (attention torch plans each step anew)"
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"disable_cuda_graph": True}, pytest.param(TRITON | ONE_SIZE, marks=pytest.mark.sweep)], ids=str
+)
+def test_no_pinned_memory_is_made_while_serving(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    """The device is waited for, each time: however many sequences decode alongside prompts, buffers are the same."""
+    added: list[str] = []
+    mixed = set[int]()
+    add, turn = StagingRing.add, InputBuffers.prepare
+    prompts = [[5 + n] * (9 * n + 1) for n in range(12)]
+    ends = [SamplingParams(max_tokens=n % 5 + 2, temperature=0.0, ignore_eos=True) for n in range(12)]
+
+    def prepare(self: InputBuffers, *parts: Any, **named: Any) -> Any:
+        forward, rows = turn(self, *parts, **named)
+        num_new = np.diff(forward.query_start_np)
+        if num_new.max() > 1:
+            mixed.add(int((num_new == 1).sum()))
+        return forward, rows
+
+    def counted(self: StagingRing, name: str, *rest: Any) -> None:
+        added.append(name)
+        add(self, name, *rest)
+
+    settings = OPTIONS | {"chunked_prefill_size": 16} | options
+    with kernels_of(settings), serving(tiny_folder, **settings) as llm:
+        monkeypatch.setattr(StagingRing, "add", counted)
+        monkeypatch.setattr(InputBuffers, "prepare", prepare)
+        few = slice(5 if "triton" in options.values() else None)
+        llm.generate(prompts[few], ends[few])
+    assert len(mixed) > 1, "steps of prompts alone"
+    assert added == []
 
 
 def test_experts_that_the_host_waits_for_are_not_even_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import torch
 from tests.helpers.interpreted import interpreted
-from tests.helpers.pretend_cuda import JOURNAL, pretended, triton_kernels
+from tests.helpers.pretend_cuda import JOURNAL, flashinfer_stand_in, pretended, triton_kernels
 from tests.helpers.pretend_cuda.device import Pretended
 from tests.helpers.pretend_cuda.tensors import MEMORY
 
@@ -127,6 +127,16 @@ def test_graphs_are_estimated_from_the_two_largest(tiny_folder: Path) -> None:
         memory = llm.engine.info.memory
         assert memory["graphs"] > 0
         assert MEMORY.now <= memory["weights"] + memory["graphs"] + memory["kv_cache"] + MEBI // 4
+
+
+def test_wrappers_of_captured_steps_are_measured(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FlashInfer's have 8 MiB each: what those of all sizes take was taken after the KV cache had its size."""
+    monkeypatch.setattr(Pretended, "total", 2**30)
+    options = {"attention_backend": "flashinfer-stand-in", "max_running_requests": 24, "max_total_tokens": 512}
+    with flashinfer_stand_in(), served(tiny_folder, **options) as llm:
+        assert llm.engine.info.chosen["step"].startswith("captured (next tokens of 6 numbers")
+        memory = llm.engine.info.memory
+        assert MEMORY.now <= memory["weights"] + memory["graphs"] + memory["kv_cache"] + MEBI
 
 
 @pytest.mark.sweep

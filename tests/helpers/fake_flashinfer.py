@@ -6,6 +6,7 @@ Written from that documentation, not from the adapter, so that the two can disag
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -15,6 +16,10 @@ from torch import Tensor
 
 PLANS: list[dict[str, Any]] = []
 MADE: list[Any] = []
+NUMBERS = itertools.count()
+
+INT_WORKSPACE_BYTES = 8 * 2**20
+"""Of the paged wrappers, each on the device and in pinned memory; those for MLA make theirs with each plan."""
 
 
 def _numbers(x: Any) -> Any:
@@ -75,6 +80,10 @@ class _Paged(_Wrapper):
     def __init__(self, float_workspace_buffer: Tensor, kv_layout: str = "NHD", backend: str = "auto") -> None:
         super().__init__(float_workspace_buffer, backend)
         assert kv_layout == "HND"
+        device = float_workspace_buffer.device
+        self._int_workspace_buffer = torch.empty(INT_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+        self._pin_memory_int_workspace_buffer = torch.empty(INT_WORKSPACE_BYTES, dtype=torch.uint8)
+        self._number = 0
 
     def _keep(self, **planned: Any) -> None:
         last = planned["last_page_len"]
@@ -83,6 +92,12 @@ class _Paged(_Wrapper):
         assert (last >= 1).all()
         assert (last <= planned["page_size"]).all()
         super()._keep(**planned)
+        self._number = next(NUMBERS)
+        self._workspace_number().fill_(self._number)
+
+    def _workspace_number(self) -> Tensor:
+        """Of the plan that the workspace holds."""
+        return _numbers(self._int_workspace_buffer)[:8].view(torch.int64)
 
     def run(
         self,
@@ -97,6 +112,7 @@ class _Paged(_Wrapper):
     ) -> Tensor | tuple[Tensor, Tensor]:
         """HND: [max_num_pages, 2, num_kv_heads, page_size, head_dim]"""
         p = self.planned
+        assert int(self._workspace_number()) == self._number, "the workspace was planned in for another wrapper"
         assert sinks is None, "fa2 and fa3 do not read it"
         shape = (2, p["num_kv_heads"], p["page_size"], p["head_dim"])
         assert paged_kv_cache.shape[1:] == shape

@@ -8,16 +8,18 @@ import re
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from tests.helpers import fake_flashinfer
 
-from fwk.errors import PluginError
+from fwk.errors import ConfigError, PluginError
 from fwk.interfaces.attention import AttentionBackend, AttentionContext
 from fwk.interfaces.declaration import Facts, Host, Needs
 from fwk.plugins import Registered, choose, find
+from fwk_attention.flashinfer import FlashInferOptions
 from fwk_kit.testing import AttentionSuite
 from fwk_kit.testing import attention_cases as contract
 from fwk_kit.testing.attention_cases import DTYPES, STEPS, TREES, Cached, Shape, block_tables
@@ -40,7 +42,8 @@ def over_the_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
         registered: Registered, shape: Shape, features: frozenset[str] = frozenset(), *, is_deterministic: bool = False
     ) -> AttentionBackend:
         dtype = DTYPES[shape.dtype]
-        return FlashInferBackend(AttentionContext(torch.device("cpu"), dtype, shape.kv_dtype, shape.block_size))
+        context = AttentionContext(torch.device("cpu"), dtype, shape.kv_dtype, shape.block_size, FlashInferOptions())
+        return FlashInferBackend(context)
 
     monkeypatch.setattr(contract, "build", build)
     fake_flashinfer.PLANS.clear()
@@ -218,6 +221,20 @@ def test_prompt_kernels_are_named(capability: tuple[int, int], kernel: str, monk
     assert wrappers._prompt_kernel(torch.device("cuda"), torch.float8_e4m3fn) == "fa2"
 
 
+@pytest.mark.parametrize("kernel", ["fa2", "fa3"])
+def test_a_prompt_kernel_that_was_asked_for(kernel: Any) -> None:
+    from fwk_attention.flashinfer.backend import FlashInferBackend
+
+    options = FlashInferOptions(flashinfer_prompt_kernel=kernel)
+    context = AttentionContext(torch.device("cpu"), torch.bfloat16, "auto", 16, options)
+    layer = Shape(dtype="bfloat16").layer()
+    FlashInferBackend(context).plan(make_batch([0, 16], [4, 1], block_tables([4, 17])), [layer])
+    assert {wrapper.backend for wrapper in fake_flashinfer.MADE} == {kernel}
+    if kernel == "fa3":
+        with pytest.raises(ConfigError, match="--flashinfer-prompt-kernel fa3 reads K/V of the model's own precision"):
+            FlashInferBackend(replace(context, kv_dtype="fp8_e4m3"))
+
+
 def test_a_wrapper_is_planned_again_after_its_copies_ended() -> None:
     """Its pinned memory is refilled by ``plan``; two take turns, so that a step in flight is not waited for."""
     from fwk_attention.flashinfer.plan import LayerKind, Mode
@@ -279,6 +296,39 @@ def test_the_stand_in_has_the_signatures_of_the_package(name: str) -> None:
         function = getattr(getattr(fake_flashinfer, name), method)
         mine = set(function.__code__.co_varnames[: function.__code__.co_argcount + function.__code__.co_kwonlyargcount])
         assert mine <= real[method], f"{name}.{method} has no {', '.join(sorted(mine - real[method]))}"
+
+
+def test_captures_of_all_sizes_share_what_they_are_planned_in() -> None:
+    """16 MiB each: of 37 sizes it was more than half a gigabyte, made after the memory had been measured."""
+    from fwk_attention.flashinfer.plan import LayerKind, Mode
+    from fwk_attention.flashinfer.wrappers import INT_WORKSPACE, Wrappers
+
+    log: list[str] = []
+
+    class Event:
+        def record(self) -> None:
+            log.append("record")
+
+        def synchronize(self) -> None:
+            log.append("wait")
+
+    wrappers = Wrappers(torch.device("cpu"), torch.bfloat16, Event)
+    pages = wrappers.page_buffers(8, 16)
+    kinds = [LayerKind.of(shape.layer()) for shape in (Shape(), Shape(sliding_window=7))]
+    made = [wrappers.captured(kind, Mode.DECODE, pages.of(size)) for kind in kinds for size in (8, 4, 1)]
+    for name in INT_WORKSPACE:
+        buffers = [getattr(wrapper, name) for wrapper in fake_flashinfer.MADE]
+        assert len({id(buffer) for buffer in buffers}) == len(kinds), "one step plans both kinds"
+        assert buffers[0] is buffers[2] is not buffers[3]
+    indptr = torch.arange(9, dtype=torch.int32)
+    for wrapper, size in zip(made[:2], (8, 4), strict=True):
+        where = {
+            "indptr": indptr[: size + 1],
+            "indices": indptr[:size],
+            "last_page_len": torch.ones_like(indptr[:size]),
+        }
+        wrapper.plan(**where, num_qo_heads=4, num_kv_heads=2, head_dim=32, page_size=16)
+    assert log == ["record", "wait", "record"], "the copy for another size may be under way"
 
 
 def test_a_plan_outlives_the_buffers_it_was_made_from() -> None:

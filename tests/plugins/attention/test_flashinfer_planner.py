@@ -19,6 +19,7 @@ import torch
 from tests.helpers import cudart
 
 from fwk.interfaces.attention import AttentionContext, CaptureSizes
+from fwk_attention.flashinfer import FlashInferOptions
 from fwk_kit.testing.attention_cases import Shape, block_tables
 from fwk_kit.testing.batches import make_batch
 
@@ -55,7 +56,7 @@ class Served:
         self.runtime, self.shape, self.layer = runtime, shape, shape.layer()
         cpu = torch.device("cpu")
         self.backend: FlashInferBackend = FlashInferBackend(
-            AttentionContext(cpu, torch.bfloat16, shape.kv_dtype, BLOCK)
+            AttentionContext(cpu, torch.bfloat16, shape.kv_dtype, BLOCK, FlashInferOptions())
         )
         self.backend._wrappers = Wrappers(cpu, self.backend._kv_dtype, cudart.Event)
         form = self.backend.block_format(self.layer.kv_spec)

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
     from fwk.interfaces.attention import AttentionContext
 
-ROOM = 1.25
-"""A buffer that is too small is made larger than it need be."""
+MIN_ROOM = 1024
+"""Rows of a buffer. One that is too small is doubled: each has pinned memory, for which the device is waited for."""
 
 
 class PlanBuffers:
@@ -42,6 +42,11 @@ class PlanBuffers:
         else:
             self._tensors[name] = torch.zeros(shape, dtype=dtype, device=self._device)
 
+    def expect(self, name: str, row: tuple[int, ...], dtype: torch.dtype, least: int = MIN_ROOM) -> None:
+        """Make room for at least so many rows of what ``send`` will be given, before a step waits for it."""
+        if self._staging is not None and self._rooms.get(name, 0) < least:
+            self.fixed(name, (max(least, MIN_ROOM, 2 * self._rooms.get(name, 0)), *row), dtype)
+
     def write(self, name: str, values: Any) -> Tensor:
         """Fill the beginning of a fixed buffer with a numpy array; returns it on the device."""
         if self._staging is not None:
@@ -55,6 +60,5 @@ class PlanBuffers:
         if self._staging is None:
             return torch.from_numpy(values.copy()).to(self._device)
         if self._rooms.get(name, 0) < len(values):
-            room = int(len(values) * ROOM) + 1
-            self.fixed(name, (room, *values.shape[1:]), torch.from_numpy(values[:0]).dtype)
+            self.expect(name, values.shape[1:], torch.from_numpy(values[:0]).dtype, len(values))
         return self.write(name, values)

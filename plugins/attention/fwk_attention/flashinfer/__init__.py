@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
-from fwk import AttentionBackendSpec, Facts, Needs, hookimpl
+from fwk import AttentionBackendSpec, Facts, Needs, Options, hookimpl, option
 
 LATENT_SIZE = 576
 """Of its MLA kernels: a latent of 512 numbers and a rotated part of 64."""
 
 NOT_LATENT = ("sinks", "sliding_window", "soft_cap", "tree_mask")
+
+
+class FlashInferOptions(Options):
+    """Options of ``attention.flashinfer``."""
+
+    flashinfer_prompt_kernel: Literal["auto", "fa2", "fa3"] = option(
+        "auto",
+        "FlashInfer's kernels for prompts; auto: fa3 on Hopper where K/V are of the model's own precision, else fa2. "
+        "Those for next tokens and trees of drafts are fa2.",
+        stability="beta",
+    )
 
 
 class FlashInferSpec(AttentionBackendSpec):
@@ -43,6 +55,7 @@ def attention_backends() -> list[AttentionBackendSpec]:
                 {"graph_capture", "kv_groups", "latent", "sinks", "sliding_window", "soft_cap", "tree_mask"}
             ),
             kv_layouts={"auto": "rows"},
+            options=FlashInferOptions,
             rank=-20,  # auto takes it once a GPU has shown that it is right
             summary="FlashInfer's paged kernels for CUDA, fp8 K/V with one scale; an adapter not yet run on a GPU.",
         )

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fwk.errors import ConfigError
 from fwk.interfaces.attention import (
     AttentionBackend,
     AttentionContext,
@@ -65,7 +66,13 @@ class FlashInferBackend(AttentionBackend):
         super().__init__(context)
         self._kv_dtype = context.dtype if context.kv_dtype == "auto" else torch.float8_e4m3fn
         make_event = torch.cuda.Event if context.device.type == "cuda" else None
-        self._wrappers = Wrappers(context.device, self._kv_dtype, make_event)
+        prompt_kernel = context.options.flashinfer_prompt_kernel
+        if prompt_kernel == "fa3" and self._kv_dtype != context.dtype:
+            raise ConfigError(
+                "--flashinfer-prompt-kernel fa3 reads K/V of the model's own precision alone: leave it or "
+                "--kv-cache-dtype out"
+            )
+        self._wrappers = Wrappers(context.device, self._kv_dtype, make_event, prompt_kernel)
         self._buffers = PlanBuffers(context)
         self._captured: CapturedDecodes | None = None
 
@@ -85,6 +92,7 @@ class FlashInferBackend(AttentionBackend):
                 continue
             group = batch.kv_groups[kind.kv_group]
             if kind.kv_group not in plan.slots:
+                self._expect(layer, kind, len(group.slot_mapping_np))
                 send = partial(_send, self._buffers, f"{{}} {kind.kv_group}")
                 plan.slots[kind.kv_group] = slots_of(group.slot_mapping_np, size, send)
             runs = plan.runs[kind] = []
@@ -115,6 +123,7 @@ class FlashInferBackend(AttentionBackend):
                 continue
             group, part = batch.kv_groups[kind.kv_group], captured.part(batch, kind)
             if kind.kv_group not in plan.slots:
+                self._expect(layer, kind)
                 plan.slots[kind.kv_group] = captured.slots(kind.kv_group, group)
                 pages[kind.kv_group] = self._pages(batch, part, kind.kv_group)
             wrapper = captured.wrapper(kind, part.mode, batch.num_seqs)
@@ -122,9 +131,18 @@ class FlashInferBackend(AttentionBackend):
         self._buffers.sent()
         return plan
 
+    def _expect(self, layer: AttentionLayer, kind: LayerKind, num_tokens: int = 0) -> None:
+        """Make room for what steps send: of pages as many as there are, which sequences that share some may exceed."""
+        num_blocks = 0 if layer.kv_cache is None else layer.kv_cache.shape[0]
+        for part in ("rest",) if kind.is_latent else ("decode", "rest"):
+            self._buffers.expect(f"pages {kind.kv_group} {part}", (), torch.int32, num_blocks)
+        for name in ("blocks", "offsets", "fresh") if num_tokens else ():
+            self._buffers.expect(f"{name} {kind.kv_group}", (), torch.int64, num_tokens)
+
     def _pages(self, batch: ForwardBatch, part: Part, kv_group: int) -> Pages:
         lens, table = batch.seq_lens_np[part.sequences], batch.kv_groups[kv_group].block_table_np[part.sequences]
-        name = f"pages {kv_group} {part.sequences.start}"
+        # Not by where it starts: each number of sequences that decode alongside prompts would have a buffer.
+        name = f"pages {kv_group} {'decode' if part.mode is Mode.DECODE else 'rest'}"
         send = partial(self._buffers.send, name)
         return pages_of(lens, table, self.context.block_size, self.context.device, send)
 

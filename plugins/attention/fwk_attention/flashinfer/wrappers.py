@@ -25,6 +25,9 @@ are queued there: one wrapper would have to wait for the step before. Two do not
 
 HOPPER = 9
 
+INT_WORKSPACE = ("_int_workspace_buffer", "_pin_memory_int_workspace_buffer")
+"""Of a wrapper: 8 MiB on the device and as many of pinned memory, for what it is planned with."""
+
 
 class Event(Protocol):
     """What is used of ``torch.cuda.Event``."""
@@ -57,44 +60,73 @@ class PageBuffers:
         )
 
 
-class PlannedWrapper:
-    """A wrapper whose pinned memory is refilled only after the device has copied it."""
+class PinnedMemory:
+    """What ``plan`` fills for the device to copy, and fills again only once that has ended."""
 
-    def __init__(self, wrapper: Any, event: Event | None) -> None:
-        self._wrapper, self._event, self._is_planned = wrapper, event, False
+    def __init__(self, event: Event | None) -> None:
+        self._event, self._is_copied = event, False
+
+    def wait(self) -> None:
+        """Return when it may be filled."""
+        if self._event is not None and self._is_copied:
+            self._event.synchronize()
+
+    def filled(self) -> None:
+        """A copy was queued."""
+        self._is_copied = True
+        if self._event is not None:
+            self._event.record()
+
+
+class PlannedWrapper:
+    """A wrapper, and the pinned memory that it is planned in."""
+
+    def __init__(self, wrapper: Any, memory: PinnedMemory) -> None:
+        self._wrapper, self._memory = wrapper, memory
 
     def plan(self, **arguments: Any) -> None:
         """Prepare ``run`` for a step."""
-        if self._event is not None and self._is_planned:
-            self._event.synchronize()
+        self._memory.wait()
         self._wrapper.plan(**arguments)
-        self._is_planned = True
-        if self._event is not None:
-            self._event.record()
+        self._memory.filled()
 
     def run(self, *tensors: Any, **settings: Any) -> Any:
         """Launch the planned kernels."""
         return self._wrapper.run(*tensors, **settings)
 
 
+@dataclass(frozen=True, slots=True)
+class IntWorkspace:
+    """That all captured wrappers of a kind of layer share, as a step plans one of them."""
+
+    buffers: tuple[Tensor, ...]  # named as in ``INT_WORKSPACE``
+    memory: PinnedMemory
+
+
 class Wrappers:
     """Made when they are first needed, by kind of layer and mode."""
 
-    def __init__(self, device: torch.device, kv_dtype: torch.dtype, make_event: Callable[[], Event] | None) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        kv_dtype: torch.dtype,
+        make_event: Callable[[], Event] | None,
+        prompt_kernel: str = "auto",
+    ) -> None:
         # FlashInfer counts on zeros: its kernels leave counters at zero, and start from them.
         self._workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
         self._make_event = make_event
-        self._prompt_kernel = _prompt_kernel(device, kv_dtype)
+        self._prompt_kernel = _prompt_kernel(device, kv_dtype) if prompt_kernel == "auto" else prompt_kernel
         self._made: dict[tuple[LayerKind, Mode], list[PlannedWrapper]] = {}
+        self._captured: dict[LayerKind, IntWorkspace] = {}
 
     def next(self, kind: LayerKind, mode: Mode) -> PlannedWrapper:
         """The one to plan now; it stays planned until it was another's turn."""
-        turns = self._made.setdefault((kind, mode), [])
-        if len(turns) < IN_ROTATION:
-            event = None if self._make_event is None else self._make_event()
-            turns.append(PlannedWrapper(self._make(kind, mode), event))
-        else:
-            turns.append(turns.pop(0))
+        turns = self._made.get((kind, mode))
+        if turns is None:  # all of them, for the largest step is measured once
+            turns = [PlannedWrapper(self._make(kind, mode), self._pinned_memory()) for _ in range(IN_ROTATION)]
+            self._made[kind, mode] = turns
+        turns.append(turns.pop(0))
         return turns[-1]
 
     def page_buffers(self, num_seqs: int, num_pages: int) -> PageBuffers:
@@ -105,10 +137,22 @@ class Wrappers:
     def captured(self, kind: LayerKind, mode: Mode, pages: PageBuffers) -> PlannedWrapper:
         """One for steps of as many sequences as the buffers are for, whose launches a CUDA graph may hold.
 
-        It has no other to take turns with: a graph reads what this one was planned with.
+        It has no other to take turns with: a graph reads what this one was planned with. What it was made with to be
+        planned in is given back, but for the first of a kind: the wrappers of all sizes would have 0.3 GB of it.
         """
-        event = None if self._make_event is None else self._make_event()
-        return PlannedWrapper(self._make(kind, mode, pages), event)
+        wrapper = self._make(kind, mode, pages)
+        if mode is Mode.LATENT:  # which makes its own with each plan
+            return PlannedWrapper(wrapper, self._pinned_memory())
+        workspace = self._captured.get(kind)
+        if workspace is None:
+            buffers = tuple(getattr(wrapper, name) for name in INT_WORKSPACE)
+            workspace = self._captured[kind] = IntWorkspace(buffers, self._pinned_memory())
+        for name, buffer in zip(INT_WORKSPACE, workspace.buffers, strict=True):
+            setattr(wrapper, name, buffer)
+        return PlannedWrapper(wrapper, workspace.memory)
+
+    def _pinned_memory(self) -> PinnedMemory:
+        return PinnedMemory(None if self._make_event is None else self._make_event())
 
     def _make(self, kind: LayerKind, mode: Mode, pages: PageBuffers | None = None) -> Any:
         fixed: dict[str, Any] = {}

@@ -31,6 +31,7 @@ from fwk_attention.triton_paged.plan import (
     device_sizes,
     plan_launches,
     power_of_two,
+    sent_names,
     shortened,
 )
 from fwk_attention.triton_paged.rows import FP8, INT8, PLAIN, store_rows, turn_rows
@@ -72,6 +73,7 @@ class TritonBackend(AttentionBackend):
         self._format = {"auto": PLAIN, "int8": INT8, "fp8_e4m3": FP8}[context.kv_dtype].value
         self._is_interpreted = context.device.type != "cuda"
         self._buffers = PlanBuffers(context)
+        self._planned = set[LayerKind]()
         self._workspace = Workspace(context.device)
         self._captured: CapturedDecodes | None = None
 
@@ -81,6 +83,10 @@ class TritonBackend(AttentionBackend):
     def plan(self, batch: ForwardBatch, layers: list[AttentionLayer]) -> dict[LayerKind, list[Launch]]:
         self._buffers.turn()
         kinds = dict.fromkeys(self._state(layer).kind for layer in layers)
+        for kind in kinds.keys() - self._planned:
+            self._planned.add(kind)
+            for name, width in sent_names(kind).items():
+                self._buffers.expect(name, (width,), torch.int32)
         plan = {kind: plan_launches(batch, kind, self._buffers.send) for kind in kinds}
         self._buffers.sent()
         return shortened(plan, batch)

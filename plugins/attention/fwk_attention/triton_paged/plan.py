@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from fwk_attention.triton_paged.shared import share
+from fwk_attention.triton_paged.shared import share, unused
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -102,6 +102,14 @@ class Launch:
 def power_of_two(n: int, least: int = 1) -> int:
     """The smallest one that is no less than n."""
     return max(least, 1 << (n - 1).bit_length())
+
+
+def sent_names(kind: LayerKind) -> dict[str, int]:
+    """What ``plan_launches`` sends of such layers, by name the int32 in a row."""
+    names = {f"shared {kind}": len(unused(kind.slots))} if kind.shared_block_size else {}
+    for is_short in (True, False):
+        names |= {f"tiles {kind} {is_short} 0": 8, f"joins {kind} {is_short} 0": 5}  # as ``Launch`` has them
+    return names
 
 
 def plan_launches(batch: ForwardBatch, kind: LayerKind, send: Send) -> list[Launch]:
