@@ -150,8 +150,8 @@ def test_auto_keeps_activations_on_a_cpu(tmp_path: Path) -> None:
         ((64, 128), False, torch.bfloat16, "cuda", (8, 9), None),
         ((64, 128), False, torch.bfloat16, "cuda", (8, 0), "needs compute capability 8.9"),
         ((64, 128), False, torch.float16, "cuda", (9, 0), "computes in bfloat16 on a cuda device"),
-        ((64, 128), True, torch.bfloat16, "cuda", (9, 0), None),
-        ((64, 128), True, torch.bfloat16, "cuda", (10, 0), "needs compute capability 9.0 for scales in blocks"),
+        ((64, 512), True, torch.bfloat16, "cuda", (9, 0), None),
+        ((64, 512), True, torch.bfloat16, "cuda", (10, 0), "needs compute capability 9.0 for scales in blocks"),
         ((64, 120), True, torch.bfloat16, "cuda", (9, 0), "has 64 outputs and 120 inputs, which are no multiples"),
         ((8, 128), False, torch.bfloat16, "cpu", (0, 0), "has 8 outputs"),
         ((16, 16), False, torch.float16, "cpu", (0, 0), "computes in bfloat16 or float32"),
@@ -202,7 +202,9 @@ def test_scales_of_blocks_stand_as_cublaslt_wants_them(columns: int, monkeypatch
     given: dict[str, Tensor] = {}
     real = scaled.scaled_mm
 
-    def on_meta(x: Tensor, numbers: Tensor, of_x: Tensor, of_numbers: Tensor, dtype: torch.dtype) -> Tensor:
+    def on_meta(
+        x: Tensor, numbers: Tensor, of_x: Tensor, of_numbers: Tensor, dtype: torch.dtype, is_fast: bool = False
+    ) -> Tensor:
         given.update(of_x=of_x, of_numbers=of_numbers)
         strided = (torch.empty_strided(y.shape, y.stride(), device="meta") for y in (of_x, of_numbers))
         return real(x.as_subclass(Tensor).to("meta"), numbers.to("meta"), *strided, dtype)
@@ -224,3 +226,71 @@ def test_scales_of_blocks_stand_as_cublaslt_wants_them(columns: int, monkeypatch
     assert (given["of_x"].shape, given["of_x"].stride()) == ((5, groups), (1, 5))
     apart = -(-groups // 4) * 4
     assert (given["of_numbers"].t().shape, given["of_numbers"].t().stride()) == ((3, groups), (apart, 1))
+
+
+def one_device(rule: str) -> scaled.Product:
+    """A device whose kernels read rows of scales at multiples of four, behind a version of torch's own check."""
+
+    def product(x: Tensor, numbers: Tensor, of_x: Tensor, of_numbers: Tensor, dtype: torch.dtype) -> Tensor:
+        blocks = x.shape[1] // 128
+        wanted = {"padded": -(-blocks // 4) * 4, "next to each other": blocks}.get(rule)
+        if rule == "refuses all" or (wanted is not None and of_numbers.stride(1) != wanted):
+            raise RuntimeError("Invalid scaling configuration")
+        apart = blocks if rule == "next to each other" else -(-blocks // 4) * 4
+        memory = torch.cat((of_numbers.t().as_strided((of_numbers.shape[1] * of_numbers.stride(1),), (1,)), ZEROS))
+        scales = memory.as_strided(of_numbers.t().shape, (apart, 1))
+        spread = scales.repeat_interleave(128, 0).repeat_interleave(128, 1)
+        of_tokens = of_x.repeat_interleave(128, 1)
+        return ((x.float() * of_tokens) @ (numbers.float() * spread).T).to(dtype)
+
+    return product
+
+
+ZEROS = torch.zeros(8)
+
+
+@pytest.mark.parametrize(
+    ("rule", "spacing"), [("padded", 4), ("next to each other", 1), ("checks nothing", 4), ("refuses all", None)]
+)
+def test_scales_of_blocks_under_either_rule_of_torch(
+    rule: str, spacing: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a row has no multiple of four blocks: the numbers say which is right, not what is accepted."""
+    monkeypatch.setattr(scaled, "scaled_mm", one_device(rule))
+    assert scaled.scale_spacing(torch.device("cpu")) == spacing
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(scaled, "scale_spacing", lambda device: spacing)
+    asked = {"is_block": True, "dtype": torch.bfloat16, "device": torch.device("cuda")}
+    found = scaled.why_not(2048, 768, **asked)
+    assert found is None if spacing else "takes no scales of 6 blocks a row" in (found or "")
+    assert scaled.why_not(2048, 1024, **asked) is None
+
+
+def test_a_torch_without_scales_of_rows_on_a_cpu_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """2.11's fails an assertion of its own with the first product, long after the start."""
+
+    def fails(*_: Any, **__: Any) -> Tensor:
+        raise RuntimeError("(scale_a.numel() == 1 && scale_b.numel() == 1) INTERNAL ASSERT FAILED")
+
+    monkeypatch.setattr(scaled, "scaled_mm", fails)
+    path = checkpoint_twins("fp8-compressed-channel", tmp_path).path
+    with pytest.raises(ConfigError, match="the scaled product takes no scales of rows on a CPU in torch"):
+        gate_up(path, torch.bfloat16)
+
+
+@pytest.mark.parametrize("is_fast", [False, True])
+def test_fast_accumulation_is_asked_for(is_fast: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool] = []
+    real = scaled.scaled_mm
+
+    def noted(*tensors: Any, is_fast: bool = False) -> Tensor:
+        seen.append(is_fast)
+        return real(*tensors, is_fast=is_fast)
+
+    path = checkpoint_twins("fp8-compressed-channel", tmp_path).path
+    context, layer = gate_up(path, torch.bfloat16, fp8_fast_accumulation=is_fast)
+    monkeypatch.setattr(scaled, "scaled_mm", noted)
+    x = activations(context.config.hidden_size, torch.bfloat16)
+    layer(x)
+    layer(RoundedRows(*scaled.quantise(x), x.dtype))
+    assert seen == [is_fast, is_fast]

@@ -23,6 +23,12 @@ class Fp8Options(Options):
         "products, else full.",
         stability="beta",
     )
+    fp8_fast_accumulation: bool = option(
+        False,
+        "Have torch's scaled products on CUDA devices keep sums in the matrix units' own precision, of about 14 bits, "
+        "where scales are of rows or matrices: faster, less exact. Kernels of Triton and CPUs are not changed.",
+        stability="beta",
+    )
     fp8_gemm_backend: GemmBackend = gemm_backend_option()
 
 

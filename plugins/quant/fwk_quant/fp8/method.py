@@ -33,6 +33,7 @@ from fwk_quant.fp8.scaled import (
     padded_block_scales,
     row_product,
     row_product_of,
+    scale_spacing,
     why_not,
 )
 
@@ -78,6 +79,7 @@ class Fp8Method(QuantMethod):
 
     def __init__(self, context: QuantContext) -> None:
         super().__init__(context)
+        self._is_fast = context.options.fp8_fast_accumulation
         self._uses_triton = uses_triton(context, context.options.fp8_gemm_backend, "--fp8-gemm-backend")
 
     def params(self, shape: LinearShape) -> Mapping[str, ParamSpec]:
@@ -123,7 +125,11 @@ class Fp8Method(QuantMethod):
                 f"{shape.prefix}: its weights or scales are infinite or not numbers: fetch the file again"
             )
         is_block = self._has_blocks(shape)
-        scales = padded_block_scales(scales) if is_block else scales.reshape(-1)
+        if is_block:
+            on_device = numbers.device.type == "cuda" and scales.shape[1] % 4
+            scales = padded_block_scales(scales, (scale_spacing(numbers.device) if on_device else None) or 4)
+        else:
+            scales = scales.reshape(-1)
         if not self._rounds_input(numbers, shape, is_block=is_block):
             return Fp8Matrix(numbers, scales)
         # Parts of a fused layer share their input: the largest of their scales loses none of it.
@@ -143,7 +149,7 @@ class Fp8Method(QuantMethod):
         if weights.is_block:
             y = block_product(x, weights.numbers, weights.scales)
         else:
-            y = row_product(x, weights.numbers, weights.scales, weights.input_scale)
+            y = row_product(x, weights.numbers, weights.scales, weights.input_scale, is_fast=self._is_fast)
         return y if bias is None else y.add_(bias)
 
     def input_group(self, weights: Fp8Matrix) -> int | None:
@@ -157,8 +163,10 @@ class Fp8Method(QuantMethod):
             return ours.apply_rounded(x, bias)
         if not x.shape[0]:
             return torch.empty(0, weights.numbers.shape[0], dtype=x.dtype, device=x.numbers.device)
-        product = block_product_of if weights.is_block else row_product_of
-        y = product(x, weights.numbers, weights.scales)
+        if weights.is_block:
+            y = block_product_of(x, weights.numbers, weights.scales)
+        else:
+            y = row_product_of(x, weights.numbers, weights.scales, is_fast=self._is_fast)
         return y if bias is None else y.add_(bias)
 
     def packed_numbers(self, weights: Fp8Matrix) -> PackedNumbers | None:
