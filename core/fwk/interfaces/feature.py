@@ -228,7 +228,7 @@ class ServerPartContext:
     - ``lifecycle``: for calls of its own at setup, ready, drain and close, and for work in the background.
     - ``task``: what the model is served for.
     - ``prompts``: of one that does not generate.
-    - ``compute``: in ``fwk.LLM``, ``compute(items, use_tqdm)`` checks and runs ``EmbedInput``: a ``Completion`` for each.
+    - ``compute``: in ``fwk.LLM``, ``compute(items, use_tqdm)`` checks and runs ``EmbedInput``: each a ``Completion``.
     """
 
     name: str
