@@ -34,6 +34,11 @@ class Allowance:
         self._start = time.monotonic()
 
     @property
+    def bytes_left(self) -> int:
+        """What may still come."""
+        return self._left
+
+    @property
     def seconds_left(self) -> float:
         """Until the reply is too slow, if nothing comes; may be negative."""
         received = self._max_bytes - self._left
@@ -62,7 +67,7 @@ def bound_httpx(client: Any, allowance: Callable[[Any], Allowance], follows_redi
         request.headers["accept-encoding"] = "identity"
 
     def bound(reply: Any) -> None:
-        _check(reply.headers)
+        check_encoding(reply.headers)
         if not follows_redirects:
             reply.headers.pop("location", None)
         reply.stream = stream(reply.stream, allowance(reply))
@@ -122,7 +127,7 @@ def bound_requests(session: Any, allowance: Callable[[], Allowance]) -> Any:
             allowed = allowance()
             reply = super().send(request, **{**named, "stream": True})
             try:
-                _check(reply.headers)
+                check_encoding(reply.headers)
                 if reply.is_redirect:
                     raise BadReply("it leads elsewhere, where it is not followed")
                 pieces: list[bytes] = []
@@ -139,7 +144,8 @@ def bound_requests(session: Any, allowance: Callable[[], Allowance]) -> Any:
     return session
 
 
-def _check(headers: Any) -> None:
+def check_encoding(headers: Any) -> None:
+    """Raise ``BadReply`` for a reply whose headers say that it is compressed."""
     encoding = headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("", "identity"):
         raise BadReply("it sent a compressed reply, which was not asked for")

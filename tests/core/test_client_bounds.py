@@ -182,6 +182,7 @@ CONNECTS = {
     "plugins/kv_transfer/fwk_kv_transfer/tcp/transport.py": "its own protocol, signed and bounded",
     "plugins/kv_transfer/fwk_kv_transfer/remote_prefill/prefill_servers.py": "Allowance",
     "plugins/server/fwk_server/openai_responses/mcp_client.py": "bound_httpx",
+    "plugins/server/fwk_server/_common/records.py": "sqlite3, to a file",
     "plugins/cache/fwk_cache/redis/": "its own protocol, with a deadline, lines and sizes bounded",
     "plugins/observability/fwk_observability/prometheus/push.py": "reads no body, follows no redirect",
     "plugins/observability/fwk_observability/otel/observer.py": "bound_requests",
@@ -189,6 +190,7 @@ CONNECTS = {
     "plugins/executors/fwk_executors/processes/member.py": "nodes, by their secret",
     "plugins/loaders/fwk_loaders/remote_instance/connection.py": "deadlines, and sizes that its index tells",
     "plugins/loaders/fwk_loaders/hub/source.py": "bound_httpx",
+    "http/fwk_http/fetch.py": "Allowance, and a timer that cuts the connection",
     "http/fwk_http/handover.py": "the server before, of the same user",
     "http/fwk_http/addresses.py": "a look whether a server listens on a socket's path; reads nothing",
 }

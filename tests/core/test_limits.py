@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -57,7 +58,7 @@ def test_every_route_with_a_body_has_its_model() -> None:
 
     from fwk.interfaces.dialect import DialectContext
 
-    frontend: Any = type("Frontend", (), {"text": None})()
+    frontend: Any = SimpleNamespace(text=None, card=SimpleNamespace(name="tiny"))
     for _, dialect in dialects(discover()):
         app = FastAPI(openapi_url=None)
         built = dialect(DialectContext(frontend))

@@ -167,6 +167,12 @@ class ServerOptions(Options):
         "are refused (default: all are).",
         stability="beta",
     )
+    allowed_media_hosts: tuple[str, ...] = option(
+        (),
+        "Hosts from which images and the like are fetched by their http: or https: URLs: example.org, *.example.org, "
+        "10.0.0.7:8080. Names must lead to public addresses (default: nothing is fetched).",
+        stability="beta",
+    )
     max_media_bytes: int = option(
         16 * 2**20, "Bytes of the largest image or the like that a request may bring.", stability="beta", ge=1, le=2**31
     )

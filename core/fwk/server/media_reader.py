@@ -6,25 +6,37 @@ import base64
 import binascii
 import os
 import stat
+import threading
 from pathlib import Path
 from urllib.parse import unquote, unquote_to_bytes, urlsplit
 
 from fwk.config import ServerOptions
-from fwk.errors import ConfigError, InvalidRequest
+from fwk.errors import ConfigError, InvalidRequest, NotServed
+from fwk_http.clients import BadReply
+from fwk_http.fetch import Hosts, Refused, fetch
 
 _PLAIN = str.maketrans("-_", "+/")
 """From base64's alphabet for URLs to the plain one: it is written in lines, without its padding, and in either."""
 
 
+MAX_FETCHES = 8
+"""At once: each holds a thread of those that read bodies."""
+
+
 class MediaReader:
-    """Reads ``data:`` URLs, and files below a folder that the operator named. Nothing is fetched from elsewhere."""
+    """Reads ``data:`` URLs, files below a folder that the operator named, and from hosts that they listed."""
 
     def __init__(self, options: ServerOptions) -> None:
-        """Raises ``ConfigError`` for a folder that is not there."""
+        """Raises ``ConfigError`` for a folder that is not there, and for what is no host."""
         self._max_bytes = options.max_media_bytes
         self._folder = Path(options.allowed_local_media_path).resolve() if options.allowed_local_media_path else None
         if self._folder is not None and not self._folder.is_dir():
             raise ConfigError(f"--allowed-local-media-path {options.allowed_local_media_path} is no folder")
+        try:
+            self._hosts = Hosts(options.allowed_media_hosts)
+        except ValueError as error:
+            raise ConfigError(f"--allowed-media-hosts: {error}") from None
+        self._fetching = threading.Semaphore(MAX_FETCHES)
 
     def read(self, url: str, name: str) -> bytes:
         """The content. Raises ``InvalidRequest`` that calls it ``name``."""
@@ -33,6 +45,8 @@ class MediaReader:
             data = self._of_data(url, name)
         elif scheme == "file":
             data = self._of_file(url, name)
+        elif scheme in ("http", "https") and self._hosts:
+            data = self._fetched(url, name)
         else:
             raise InvalidRequest(
                 f"{name} is no data: URL: this server fetches nothing, so send the content as "
@@ -76,6 +90,16 @@ class MediaReader:
                 return file.read(self._max_bytes + 1)
         except OSError:
             raise refusal from None
+
+    def _fetched(self, url: str, name: str) -> bytes:
+        if not self._fetching.acquire(blocking=False):
+            raise NotServed("other requests' media are being fetched, as many as may be at once", 503, 1)
+        try:
+            return fetch(url, self._hosts, self._max_bytes)
+        except (Refused, BadReply) as error:
+            raise InvalidRequest(f"{name} is not fetched: {error} (--allowed-media-hosts)", name) from None
+        finally:
+            self._fetching.release()
 
     def _too_large(self, name: str) -> InvalidRequest:
         return InvalidRequest(f"{name} has more than {self._max_bytes} bytes (--max-media-bytes)", name)
