@@ -100,7 +100,7 @@ def samplers() -> list[SamplerSpec]:
 
 @hookspec
 def logits_processors() -> list[LogitsProcessorSpec]:
-    """Declare logits processors; every installed one takes part, in ascending ``order``."""
+    """Declare logits processors; those of other packages take part once they are named, all in ascending ``order``."""
     return []
 
 
@@ -166,13 +166,13 @@ def model_sources() -> list[ModelSourceSpec]:
 
 @hookspec
 def dialects() -> list[DialectSpec]:
-    """Declare HTTP dialects; every installed one is mounted."""
+    """Declare HTTP dialects; those of other packages are mounted once they are named."""
     return []
 
 
 @hookspec
 def observers() -> list[ObserverSpec]:
-    """Declare observers: metrics, traces, logs; every installed one that is not off takes part."""
+    """Declare observers: metrics, traces, logs; those of other packages take part once they are named."""
     return []
 
 

@@ -7,6 +7,7 @@ import pytest
 from fwk import Needs, ObserverSpec, Options, hookimpl, option
 from fwk.errors import ConfigError, PluginError
 from fwk.plugins import PluginSet, build_config, discover, taking_part
+from fwk.plugins.discovery import OWN
 
 
 class Mine(Options):
@@ -35,7 +36,7 @@ class Plugin:
 @pytest.fixture
 def plugins() -> PluginSet:
     plugins = discover(points=[])
-    plugins.register(Plugin(), "observers.mine", "acme", "1")
+    plugins.register(Plugin(), "observers.mine", OWN, "1")
     return plugins
 
 
@@ -70,7 +71,7 @@ class UsualPlugin:
 
 def test_on_until_it_is_turned_off() -> None:
     plugins = discover(points=[])
-    plugins.register(UsualPlugin(), "observers.usual", "acme", "1")
+    plugins.register(UsualPlugin(), "observers.usual", OWN, "1")
     assert names(plugins) == names(plugins, disable_usual="false") == names(plugins, usual_size=3) == ["usual"]
     assert names(plugins, disable_usual=True) == []
     with pytest.raises(ConfigError, match=r"--usual-size belongs .*, which is off: turn it on with --disable-usual f"):
@@ -79,7 +80,7 @@ def test_on_until_it_is_turned_off() -> None:
 
 def test_one_that_is_turned_on_and_lacks_a_package(plugins: PluginSet) -> None:
     config = build_config(plugins, {"lacking_on": True})
-    with pytest.raises(PluginError, match=r"observer 'lacking' \(acme\) .* needs the package not-installed-anywhere"):
+    with pytest.raises(PluginError, match=r"observer 'lacking' \(fwk\) .* needs the package not-installed-anywhere"):
         taking_part(plugins, "observers", config.plugin_options)
 
 

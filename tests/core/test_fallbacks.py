@@ -101,7 +101,13 @@ def test_a_logits_processor_that_cannot_join_ends_the_start(tmp_path: Path) -> N
     spec = LogitsProcessorSpec(name="careful", load="a:b", limits=(Limit("drafts", ("none",), "it keeps a history"),))
     why = "logits processor 'careful' .acme. cannot be used: it serves drafts none only, not chain: it keeps a history"
     with pytest.raises(PluginError, match=why):
-        fwk.LLM(model(tmp_path, TINY), plugins=alongside(spec), speculative_algorithm="ngram", **SMALL)
+        fwk.LLM(
+            model(tmp_path, TINY),
+            plugins=alongside(spec),
+            enable_plugin=["careful"],
+            speculative_algorithm="ngram",
+            **SMALL,
+        )
 
 
 def test_a_loader_that_lacks_something_is_told(tmp_path: Path) -> None:

@@ -144,9 +144,10 @@ class Serving(ServerPart):
 
 def test_a_server_part_may_end_the_start_and_tells_of_trouble() -> None:
     plugins = of_plugins(*(FeatureSpec(name=name, server=f"{__name__}:Serving") for name in ("one", "two")))
+    named = {"features.one": {}, "features.two": {}}
     for model, told in (("fine", None), ("troubled", "one has trouble; two has trouble")):
         context = partial(ServerPartContext, model_name=model, text=None)
-        parts = build_server_features(PluginFactory(plugins, {}), context, lambda *args: None)
+        parts = build_server_features(PluginFactory(plugins, named), context, lambda *args: None)
         assert parts.trouble() == told
         with pytest.raises(ConfigError, match="one is not ready"):
             asyncio.run(parts.ready())

@@ -1,83 +1,166 @@
-"""A plugin asked for by name is used, with the model plugin there is without it, or refused as ``plugins why`` says."""
+"""Another package's plugin is off until it is named, where all that are on take part; what it touches is known."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from importlib.metadata import entry_points
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
-from tests.helpers.rig import TINY
+from tests.helpers.fake_plugins import FakeEntryPoint, declare, of
+from tests.helpers.packages import write_package
 
-from fwk.config import Config
-from fwk.errors import FwkError, PluginError
-from fwk.plugins import FAMILIES, PluginSet, build_config, discover
-from fwk.plugins.families import ORDER
-from fwk.setup.checkpoint import OpenedModel, open_model
-from fwk.setup.resolve import ModelSetup, resolve
-from fwk_kit.cli import plugin_why
-
-EXPERTS = {"moe_intermediate_size": 32, "num_experts_per_tok": 2}
-LATENT = {"kv_lora_rank": 32, "q_lora_rank": 24, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16}
-GROUPS = {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "n_shared_experts": 1, "first_k_dense_replace": 1}
-LATENTS = {**TINY, **EXPERTS, **LATENT, **GROUPS, "num_key_value_heads": 4, "routed_scaling_factor": 1.0}
-SINKS = {**TINY, "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16, "sliding_window": 20}
-MODELS: dict[str, dict[str, Any]] = {
-    "llama": TINY,
-    "deepseek_v3": {**LATENTS, "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"},
-    "deepseek_v2": {**LATENTS, "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2"},
-    "gpt_oss": {**SINKS, "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss"},
-}
+from fwk.config import Options, option
+from fwk.errors import ConfigError, PluginError, PluginLoadError
+from fwk.plugins import FAMILIES, PluginFactory, PluginSet, build_config, discover, taking_part
+from fwk.plugins.families import NAMED
+from fwk.plugins.lock import check_lock, frozen
+from fwk.plugins.selection import find
 
 
-def opened(folder: Path, plugins: PluginSet, **given: Any) -> tuple[Config, OpenedModel]:
-    config = build_config(plugins, {"model": str(folder), "load_format": "dummy", "dtype": "float32", **given})
-    return config, open_model(config, plugins, lambda line: None)
+class Mine(Options):
+    """Options that turn nothing on by themselves."""
+
+    mine_word: str = option("", "A word.")
 
 
-@pytest.fixture(scope="module", params=list(MODELS))
-def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path, PluginSet]:
-    folder = tmp_path_factory.mktemp("model")
-    (folder / "config.json").write_text(json.dumps(MODELS[request.param]))
-    return request.param, folder, discover()
+def installed(*families: str, load: str = "acme:Nothing", package: str = "acme", **fields: Any) -> PluginSet:
+    """A package that declares a plugin ``extra`` in each of these families, alongside the built-ins."""
+    module = ModuleType(package)
+    for family in families:
+        known, given = FAMILIES[family], dict(fields)
+        if family == "features":
+            given["server"] = load
+        declare(module, known.hook, [known.spec(name="extra", load=load, **given)])
+    points = [*entry_points(group="fwk"), FakeEntryPoint(f"{package}.extra", module, package)]
+    return discover(points=[point for point in points if point.dist.name in ("fwk", package)])  # type: ignore[union-attr]
 
 
-def test_every_plugin_by_name_is_used_or_refused(served: tuple[str, Path, PluginSet]) -> None:
-    name, folder, plugins = served
-    native = resolve(*opened(folder, plugins), plugins).resolution.chosen["models"]
-    assert native != "transformers", name
-    found: dict[str, ModelSetup] = {}
-    refused: dict[str, str] = {}
-    for family in ORDER:
-        option = FAMILIES[family].option
-        for item in plugins.family(family) if family != "models" and option else ():
-            given: dict[str, Any] = {str(option): item.name, "enable_lora": family == "lora"}
-            try:
-                config, model = opened(folder, plugins, **given)
-                found[item.key] = resolve(config, model, plugins)
-            except FwkError as error:
-                refused[item.key] = str(error)
-    swapped = {
-        key: setup.resolution.chosen
-        for key, setup in found.items()
-        if setup.resolution.chosen["models"] != native
-        or setup.resolution.chosen.get(key.partition(".")[0]) != key.partition(".")[2]
-    }
-    assert not swapped
-    assert {"grammar.xgrammar", "cache.none", "samplers.torch"} <= found.keys()
-    unnamed = {key: why for key, why in refused.items() if repr(key.partition(".")[2]) not in why and "--" not in why}
-    assert not unnamed
+def on(plugins: PluginSet, family: str, **given: Any) -> bool:
+    config = build_config(plugins, {"model": "m", **given})
+    return "extra" in [item.name for item, _ in taking_part(plugins, family, config.plugin_options)]
 
 
-def test_the_refusal_is_that_of_plugins_why(served: tuple[str, Path, PluginSet]) -> None:
-    name, folder, plugins = served
-    if name == "llama":
-        pytest.skip("any attention serves it")
-    for backend in ("cpu", "flex"):
-        config, model = opened(folder, plugins, attention_backend=backend)
-        with pytest.raises(PluginError, match=f"attention backend '{backend}' .* cannot be used: it ") as caught:
-            resolve(config, model, plugins)
-        assert "transformers" not in str(caught.value)
-        assert plugin_why.why(plugins, "attention", config).error == str(caught.value)
-    own, model = opened(folder, plugins, attention_backend="flex", model_impl="transformers")
-    assert resolve(own, model, plugins).resolution.chosen["models"] == "transformers", "who asks for it gets it"
+@pytest.mark.parametrize("family", NAMED)
+def test_it_is_off_until_it_is_named(family: str) -> None:
+    plugins = installed(family, options=Mine)
+    assert not on(plugins, family)
+    assert all(on(plugins, family, enable_plugin=[name]) for name in ("extra", f"{family}.extra", "acme"))
+    assert on(plugins, family, mine_word="yes", **({"enable_lora": True} if family == "lora_sources" else {}))
+    assert on(installed(family, package="fwk"), family), "a built-in is on"
+
+
+def test_it_is_told_which_are_off() -> None:
+    told: list[str] = []
+    build_config(installed("observers", "dialects"), {"model": "m"}, told.append)
+    assert told == ["installed and not used: dialects.extra, observers.extra; --enable-plugin turns them on"]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("observers.extr", r"--enable-plugin observers.extr: no other package has .*did you mean 'observers.extra'\?"),
+        ("prometheus", r"no other package has a plugin of that name.*; those that wait for it: observers.extra"),
+        ("samplers.extra", r"--enable-plugin samplers.extra: it is a sampler: select it with --sampling-backend extra"),
+    ],
+)
+def test_a_name_that_turns_nothing_on(name: str, message: str) -> None:
+    with pytest.raises(PluginError, match=message):
+        build_config(installed("observers", "samplers"), {"model": "m", "enable_plugin": [name]})
+
+
+def test_one_that_cannot_be_built_is_left_out_unless_it_was_given_options(caplog: pytest.LogCaptureFixture) -> None:
+    def built(**given: Any) -> list[Any]:
+        config = build_config(plugins, {"model": "m", "enable_plugin": ["extra"], **given})
+        factory = PluginFactory(plugins, config.plugin_options)
+        return [built for _, built in factory.build_all("logits_processors", dict)]
+
+    spec = FAMILIES["logits_processors"].spec(name="extra", load="builtins:int", options=Mine)  # int({...}) raises
+    plugins = of(spec)
+    assert built() == []
+    [sentence] = plugins.left_out
+    assert sentence.startswith("plugin 'acme.all' from acme 1.0 failed to start: TypeError")
+    assert any(sentence in message for message in caplog.messages)
+    with pytest.raises(PluginLoadError, match=r"plugin 'acme\.all' from acme 1\.0 failed to start"):
+        built(mine_word="x")
+
+
+class Clashing(Options):
+    """An option that ``Mine`` has, too, and means otherwise."""
+
+    mine_word: int = option(3, "Not a word.")
+
+
+def test_an_option_of_one_name_in_two_packages_concerns_only_what_needs_it() -> None:
+    plugins, other = installed("samplers", options=Mine), ModuleType("other")
+    declare(other, "schedule_policies", [FAMILIES["schedulers"].spec(name="late", load="a:b", options=Clashing)])
+    plugins.register(other, "schedulers.late", "other", "2.0")
+    assert build_config(plugins, {"model": "m"}).model.model == "m"
+    said = (
+        r"option --mine-word is declared by 'acme\.extra' from acme 1\.0 and by 'schedulers\.late' from other 2\.0, "
+        r"which cannot be used: rename it there, or uninstall other"
+    )
+    with pytest.raises(PluginError, match=said):
+        build_config(plugins, {"model": "m", "schedule_policy": "late"})
+    with pytest.raises(PluginError, match=said):
+        find(plugins, "schedulers", "late")
+
+
+OBSERVER = """
+from fwk import ObserverSpec, hookimpl
+
+@hookimpl
+def observers():
+    return [ObserverSpec(name="noted", load="acme_noted:Noted"{touches})]
+
+def write(path):
+    open(path, "w").close()
+"""
+
+
+def test_a_lock_turns_on_what_it_names_and_holds_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = write_package(tmp_path / "site", "acme", {"acme_noted": OBSERVER.format(touches="")})
+    monkeypatch.syspath_prepend(str(site))
+    plugins, lock = discover(), tmp_path / "lock"
+    lock.write_text(json.dumps(frozen(plugins)))
+    assert "observers.noted" in check_lock(str(lock), plugins)
+    assert build_config(plugins, {"model": "m", "plugins_lock": str(lock)}).plugin_options["observers.noted"] == {}
+    (site / "acme_noted.py").write_text(OBSERVER.format(touches="") + "# one line more\n")
+    with pytest.raises(ConfigError, match="files of acme have changed"):
+        check_lock(str(lock), plugins)
+
+
+AUDITED = """
+import logging, sys
+from fwk.plugins import discover
+from fwk.plugins.audit import Audit
+logging.basicConfig(format="%(message)s")
+plugins = discover()
+Audit(plugins, is_strict=sys.argv[2] == "strict")
+import acme_noted
+open(sys.argv[1] + ".own", "w").close()  # by nobody's code
+acme_noted.write(sys.argv[1])
+acme_noted.write(sys.argv[1])
+print(len(plugins.undeclared))
+"""
+
+
+@pytest.mark.parametrize(
+    ("touches", "strict", "count"), [("", "", 1), (', touches=frozenset({"files"})', "strict", 0), ("", "strict", None)]
+)
+def test_what_was_not_declared_is_reported(touches: str, strict: str, count: int | None, tmp_path: Path) -> None:
+    site = write_package(tmp_path / "site", "acme", {"acme_noted": OBSERVER.format(touches=touches)})
+    words = [sys.executable, "-c", AUDITED, str(tmp_path / "file"), strict]
+    done = subprocess.run(words, env={"PYTHONPATH": str(site)}, capture_output=True, text=True, timeout=120)
+    said = "package acme 1.0 touches 'files', which no plugin of it declares (open)"
+    assert done.stderr.count(said) == {0: 0, 1: 1, None: 2}[count], done.stderr
+    assert (done.stdout.strip() == str(count)) if count is not None else "PermissionError" in done.stderr
+
+
+def test_a_word_that_says_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"ObserverSpec 'extra': touches rockets; there are files, network, processes"):
+        FAMILIES["observers"].spec(name="extra", load="a:b", touches=frozenset({"rockets"}))

@@ -90,8 +90,11 @@ class SameAlias(Options):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (SameOption, r"option --page-size is declared by engine and by cache\.clash \(acme 1\)"),
-        (SameAlias, r"--tp is another name of --clash of cache\.clash, and already stands for"),
+        (
+            SameOption,
+            r"option --page-size is declared by fwk itself and by 'cache\.clash' from acme 1, which cannot be used",
+        ),
+        (SameAlias, r"option --tp is declared by fwk itself and by 'cache\.clash' from acme 1"),
     ],
 )
 def test_a_name_has_one_owner(options: type[Options], message: str) -> None:
@@ -102,8 +105,9 @@ def test_a_name_has_one_owner(options: type[Options], message: str) -> None:
 
     plugins = discover()
     plugins.register(Plugin(), "cache.clash", "acme", "1")
+    build_config(plugins, {})
     with pytest.raises(PluginError, match=message):
-        build_config(plugins, {})
+        build_config(plugins, {"prefix_cache": "clash"})
 
 
 def test_plugin_options_appear_under_the_plugins_name(capsys: pytest.CaptureFixture[str]) -> None:

@@ -415,7 +415,7 @@ async def test_a_dialect_that_cannot_be_imported_ends_the_start_only_where_it_wa
         await board.start()
     await board.stop()
     plugins = found(lost, needy) if package == "acme" else found(lost)
-    board = Board(plugins)
+    board = Board(plugins, **({"enable_plugin": ["acme"]} if package == "acme" else {}))
     if package == "fwk":
         with pytest.raises(PluginLoadError, match=re.escape(said)):
             await board.start()

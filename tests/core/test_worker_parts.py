@@ -211,7 +211,8 @@ def test_what_is_known_to_come_is_verified_in_one_step(
     told = [*right, *((token + 1) % 200 for token in wanted[0][len(right) :])]
     monkeypatch.setattr(Foresight, "known", {1: told})
     for asked, saved in ((prompts[:1], num_right), (prompts, 0)):
-        with fwk.LLM(model, load_format="dummy", plugins=plugins, max_total_tokens=512, check_blocks=True) as llm:
+        options: dict[str, Any] = {"max_total_tokens": 512, "check_blocks": True, "enable_plugin": ["foresight"]}
+        with fwk.LLM(model, load_format="dummy", plugins=plugins, **options) as llm:
             assert [done.token_ids for done in llm.generate(asked, sampling)] == wanted[: len(asked)]
             assert llm.engine.executor.call("features.foresight.steps") == [8 - saved]
             assert llm.engine.stats().accepted_draft_tokens == num_right

@@ -62,7 +62,8 @@ def install(folder: Path, python_path: str, packages: dict[str, tuple[str, str]]
 
 
 def test_nobody_who_is_not_asked_harms_the_others(spawn: Start, tmp_path: Path, python_path: str) -> None:
-    server = spawn(*FAKE, environment={"PYTHONPATH": install(tmp_path, python_path, PACKAGES)})
+    enabled = ("--enable-plugin", "mutates")
+    server = spawn(*FAKE, *enabled, environment={"PYTHONPATH": install(tmp_path, python_path, PACKAGES)})
     warnings = [line for line in server.log.splitlines() if line.startswith("fwk: warning: plugin ")]
     named = {name for name in PACKAGES for line in warnings if f" from {name.replace('_', '-')} 1.0 " in line}
     assert named == {"does_not_import", "lacks_library", "of_the_future"}

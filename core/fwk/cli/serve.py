@@ -23,6 +23,7 @@ def run(argv: Sequence[str]) -> int:
 def _serve(argv: Sequence[str], engines_of: Callable[[int], list[EngineProcess]]) -> int:
     with gc_paused():
         from fwk.cli.common import note, read_given  # noqa: PLC0415 - after an engine was started
+        from fwk.plugins.audit import Audit  # noqa: PLC0415
         from fwk.plugins.pools import num_engines, server_configs  # noqa: PLC0415
         from fwk.process.log import announcer, set_up_log  # noqa: PLC0415
         from fwk.process.progress import set_up_progress  # noqa: PLC0415
@@ -34,6 +35,7 @@ def _serve(argv: Sequence[str], engines_of: Callable[[int], list[EngineProcess]]
         secrets = [*read_keys(config.server).secrets, config.server.ssl_keyfile_password]
         set_up_log(config.server.log_level, config.server.log_format, secrets=secrets)
         set_up_progress(not config.engine.disable_progress_bars)
+        Audit(plugins, is_strict=config.plugins.strict)
         from fwk.engine.node import worker_node  # noqa: PLC0415
         from fwk.features.declared import check_server  # noqa: PLC0415
 

@@ -25,6 +25,13 @@ class PluginOptions(Options):
         stability="beta",
     )
     allow_override: tuple[str, ...] = option((), "Names a plugin may take over from another (family.name).")
+    enable_plugin: tuple[str, ...] = option(
+        (),
+        "Plugins of other packages to use where all that are on take part (dialects, observers, logits processors, "
+        "features, sources of models and adapters): by name, family.name or package. An option of such a plugin, and "
+        "--plugins-lock, turn it on, too.",
+        stability="beta",
+    )
     plugins_lock: str | None = option(
         None, "File of 'fwk plugins freeze': nothing starts unless exactly those plugins are installed."
     )

@@ -24,6 +24,7 @@ from fwk.config.wire import from_plain
 from fwk.errors import EngineDead, FwkError, PluginError, one_line_traceback
 from fwk.native.memory import MemoryPrefaulter
 from fwk.plugins import PluginSet, discover, plugin_that_raised
+from fwk.plugins.audit import Audit
 from fwk.process.gc import gc_paused
 from fwk.process.log import set_up_log
 from fwk.process.malloc import Heap
@@ -115,6 +116,7 @@ def _load(spec: LaunchSpec) -> tuple[Any, PluginSet, EngineReady]:
             f"the engine process sees other plugins ({plugins.fingerprint}) than the server ({spec.fingerprint}): "
             "something was installed in between; restart"
         )
+    Audit(plugins, is_strict=config.plugins.strict)
     setup = resolve(config, open_model(config, plugins, log.info), plugins)
     engine = build_engine(config, plugins, setup, spec.engine_index)
     info = engine.info

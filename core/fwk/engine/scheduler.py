@@ -325,7 +325,7 @@ class Scheduler:
             draft_seconds=c.draft_seconds,
             verify_seconds=c.verify_seconds,
             features=self.parts.stats(),
-            troubles=(*((self._policy.failure,) if self._policy.failure else ()), *self._troubles),
+            troubles=tuple(dict.fromkeys(filter(None, (self._policy.failure, *self.parts.troubles, *self._troubles)))),
         )
 
     def check(self) -> None:

@@ -12,7 +12,7 @@ from fwk.errors import InvalidRequest
 from fwk.features.declared import declared
 from fwk.features.wire import Reader, packed
 from fwk.interfaces.feature import Blocks, EnginePart, EnginePartContext, FeatureSequence
-from fwk.plugins import PluginFactory, build
+from fwk.plugins import PluginFactory
 from fwk.types import Features, Request
 
 Parts = tuple[EnginePart, ...]
@@ -21,7 +21,9 @@ Parts = tuple[EnginePart, ...]
 class EngineFeatures:
     """All that take part, by name. A sequence carries those that it concerns."""
 
-    def __init__(self, parts: Sequence[EnginePart] = ()) -> None:
+    def __init__(self, parts: Sequence[EnginePart] = (), troubles: Sequence[str] = ()) -> None:
+        """troubles: what is not as was asked, for ``EngineStats.troubles``."""
+        self.troubles = tuple(troubles)
         self._parts = {part.name: part for part in parts}
         self._results = Reader({part.name: part.context.wire.result for part in parts})
         self.all = tuple(parts)
@@ -33,9 +35,10 @@ class EngineFeatures:
 
     def of(self, request: Request) -> Parts:
         """Those that have a part in a request. Raises ``InvalidRequest`` in the name of one that refuses it."""
+        for name in request.features:
+            if name not in self._parts:
+                raise InvalidRequest(f"this engine has no feature {name!r}")
         if not self.all:
-            if request.features:
-                raise InvalidRequest(f"this engine has no feature {next(iter(request.features))!r}")
             return ()
         found = tuple(part for part in self.all if part.concerns(request))
         for i, part in enumerate(found):
@@ -143,8 +146,10 @@ def build_engine_features(
             blocks=blocks,
             num_running=num_running,
         )
-        parts.append(build(item, context, spec.engine) if spec.engine else EnginePart(context))
-    return EngineFeatures(parts)
+        part = factory.build_or_leave_out(item, context, spec.engine) if spec.engine else EnginePart(context)
+        if part is not None:
+            parts.append(part)
+    return EngineFeatures(parts, factory.plugins.left_out)
 
 
 def _call_own(call: Callable[..., list[Any]], key: str, operation: str, *args: Any) -> list[Any]:

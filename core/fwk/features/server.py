@@ -15,7 +15,7 @@ from fwk.features.wire import Reader, packed
 from fwk.interfaces.dialect import FEATURE_FIELDS, EmbedInput, GenerateInput, OutputDelta
 from fwk.interfaces.feature import FeatureSpec, RequestPart, ServerPart, ServerPartContext
 from fwk.interfaces.lifecycle import PluginLifecycle
-from fwk.plugins import PluginFactory, PluginSet, Registered, build
+from fwk.plugins import PluginFactory, PluginSet, Registered
 from fwk.plugins.options import flag
 from fwk.types import Features
 from fwk.types.sampling import FEATURE_FIELDS as SAMPLING_FIELDS
@@ -221,7 +221,11 @@ def build_server_features(
         if spec.server:
             life = lifecycle(item.source)
             own = context(name=item.name, ask=partial(ask, item.name), options=options, lifecycle=life, plugins=factory)
-            built.append(_Built(item, build(item, own, spec.server), spec.params))
+            part = factory.build_or_leave_out(item, own, spec.server)
+            if part is None:
+                del events[item.name]
+                continue
+            built.append(_Built(item, part, spec.params))
     return ServerFeatures(built, Reader(events), factory.plugins, events)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from fwk.features.declared import declared
 from fwk.features.wire import Reader, packed
 from fwk.interfaces.feature import LoadedModel, ModelBuild, Plugins, WorkerCache, WorkerPart, WorkerPartContext
 from fwk.interfaces.model import ModelContext
-from fwk.plugins import PluginFactory, build, choose
+from fwk.plugins import PluginFactory, choose
 from fwk.types import Batch, Features, ForwardBatch, NewSequence, SequenceResult
 
 if TYPE_CHECKING:
@@ -28,8 +28,9 @@ Made = Sequence[tuple[WorkerPart, Any]]
 class WorkerFeatures:
     """All that take part, in a fixed order: a sequence's part in them is a bit each (``bits``)."""
 
-    def __init__(self, parts: Sequence[tuple[str, WorkerPart]] = ()) -> None:
-        """parts: with the features' keys (``features.name``)."""
+    def __init__(self, parts: Sequence[tuple[str, WorkerPart]] = (), left_out: Collection[str] = ()) -> None:
+        """parts: with the features' keys (``features.name``). left_out: names of those that failed to start."""
+        self._left_out = left_out
         self._parts = [part for _, part in parts]
         self._keys = [key for key, _ in parts]
         self._places = {part.context.name: i for i, part in enumerate(self._parts)}
@@ -57,6 +58,9 @@ class WorkerFeatures:
     def begin(self, new: NewSequence) -> None:
         """A sequence takes a slot. Raises ``BlameSequence`` in the name of one that refuses it; then none has begun."""
         begun: list[WorkerPart] = []
+        missing = next((name for name in new.features if name in self._left_out), None)
+        if missing is not None:
+            raise BlameSequence(new.slot, f"the feature {missing!r} failed to start", is_refusal=True)
         for name in new.features:
             if name in self._places:
                 part = self._parts[self._places[name]]
@@ -201,8 +205,13 @@ def build_worker_features(
 ) -> WorkerFeatures:
     """The parts of all features that are on. context: lacks name, wire, options and plugins."""
     parts: list[tuple[str, WorkerPart]] = []
+    left_out: set[str] = set()
     for item, spec, options in declared(factory):
         if spec.worker:
             own = context(name=item.name, wire=spec.wire, options=options, plugins=plugins)
-            parts.append((item.key, build(item, own, spec.worker)))
-    return WorkerFeatures(parts)
+            part = factory.build_or_leave_out(item, own, spec.worker)
+            if part is None:
+                left_out.add(item.name)
+            else:
+                parts.append((item.key, part))
+    return WorkerFeatures(parts, left_out)

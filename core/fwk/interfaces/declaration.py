@@ -192,6 +192,15 @@ def installed_version(package: str) -> str:
     return importlib.metadata.version(package)
 
 
+TOUCHES: Mapping[str, str] = {
+    "files": "writes, renames or deletes files",
+    "network": "opens sockets, or looks names up",
+    "processes": "starts processes",
+    "requests": "reads the text of requests that did not ask for it",
+    "routes": "adds routes to the server",
+}
+"""What ``Declaration.touches`` may hold, and what each means. The first three are watched (``fwk.plugins.audit``)."""
+
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
 
 
@@ -216,6 +225,8 @@ class Declaration:
 
     - ``family``: the family of all such declarations; set by each ``*Spec``.
     - ``summary``: one line for ``fwk plugins list``.
+    - ``touches``: what the plugin's own code does besides answering core, of ``TOUCHES``, for its users to know; what a
+      plugin of another package touches undeclared is in the log, and refused with ``--strict``.
     """
 
     family: ClassVar[str] = ""
@@ -231,6 +242,7 @@ class Declaration:
     override: bool = False
     switches: tuple[str, ...] = ()
     summary: str = ""
+    touches: frozenset[str] = frozenset()
     limits: tuple[Limit, ...] = ()
     asks: tuple[Ask, ...] = ()
     offers: frozenset[str] = frozenset()
@@ -247,6 +259,9 @@ class Declaration:
         options = cast(object, self.options)
         if options is not None and not (isinstance(options, type) and issubclass(options, Options)):
             raise TypeError(f"{type(self).__name__} {self.name!r}: options must be a subclass of fwk.Options")
+        if not self.touches <= TOUCHES.keys():
+            words = ", ".join(sorted(self.touches - TOUCHES.keys()))
+            raise ValueError(f"{type(self).__name__} {self.name!r}: touches {words}; there are {', '.join(TOUCHES)}")
         for what, names in (("enabled_by", self.enabled_by), ("disabled_by", self.disabled_by)):
             unknown = set(names) - set(self.options.model_fields if self.options is not None else ())
             if unknown:

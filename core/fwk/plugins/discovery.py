@@ -13,6 +13,7 @@ from typing import Any
 import pluggy
 
 from fwk import hookspecs
+from fwk.config import EngineOptions, ModelOptions, Options, PluginOptions, ServerOptions, aliases_of
 from fwk.errors import PluginError
 from fwk.interfaces.declaration import LIMITED, Declaration
 from fwk.plugins.families import FAMILIES, ORDER, PARTS, VERSIONS
@@ -21,6 +22,8 @@ from fwk.plugins.versions import Adapter, ApiVersion
 GROUP = "fwk"
 OWN = "fwk"
 """The package of the built-ins."""
+
+_CORE = (EngineOptions, ModelOptions, ServerOptions, PluginOptions)
 
 MAX_ERROR = 500
 """Characters of what a broken plugin says."""
@@ -113,6 +116,8 @@ class PluginSet:
     broken: list[Broken] = field(default_factory=list[Broken])
     overridden: list[Registered] = field(default_factory=list[Registered])
     load_seconds: dict[str, float] = field(default_factory=dict[str, float])
+    undeclared: dict[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
+    """What a package's code has done in this process that its declarations do not say: a sentence each."""
 
     def family(self, family: str) -> list[Registered]:
         """Declarations of a family, by name."""
@@ -121,6 +126,11 @@ class PluginSet:
     def all(self) -> list[Registered]:
         """Every declaration, by family and name."""
         return [item for family in FAMILIES for item in self.family(family)]
+
+    @property
+    def left_out(self) -> list[str]:
+        """What this process does without since it failed to start, a sentence each."""
+        return [broken.error for broken in self.broken if broken.stage == "start"]
 
     @property
     def fingerprint(self) -> str:
@@ -166,6 +176,10 @@ class PluginSet:
         """Enter a declaration under its name, unless another package keeps that."""
         names = self.by_family.setdefault(item.family, {})
         other = names.get(item.name)
+        clash = self._clash(item, other)
+        if clash is not None:
+            self.broken.append(Broken(item.plugin, item.package, item.version, "name", clash, (item.key,)))
+            return
         if other is not None:
             error = _contest(item, other, is_allowed=item.key in allowed)
             if error is not None:
@@ -173,6 +187,25 @@ class PluginSet:
                 return
             self.overridden.append(other)
         names[item.name] = item
+
+    def _clash(self, item: Registered, replaced: Registered | None) -> str | None:
+        """Why an option of another package's plugin means something else already, and the remedy; None: none does.
+
+        Two plugins may share an option that both declare alike.
+        """
+        words = {} if item.package == OWN else _words(item.declaration.options)
+        others = [one for one in self.all() if one is not replaced and one.key != item.key]
+        known = [("fwk itself", False, _words(model)) for model in _CORE]
+        known += [(other.source, True, _words(other.declaration.options)) for other in others] if words else []
+        for whose, may_share, theirs in known:
+            for word in words.keys() & theirs.keys():
+                if words[word] != theirs[word] or not may_share:
+                    option = "--" + word.replace("_", "-")
+                    return (
+                        f"option {option} is declared by {whose} and by {item.source}, which cannot be used: rename it "
+                        f"there, or uninstall {item.package}"
+                    )
+        return None
 
     def contested(self, key: str) -> str | None:
         """Why it is undecided which plugin is meant by ``family.name``, and the remedy; None: one has the name."""
@@ -198,6 +231,15 @@ class PluginSet:
         declaration, adapter = known.adapt(item)
         _check_terms(declaration)
         return Registered(declaration, plugin, package, version, item.api, adapter)
+
+
+def _words(options: type[Options] | None) -> dict[str, tuple[str, str]]:
+    """By each word that sets one of these options: which, and what it is."""
+    return {
+        word.strip("-").replace("-", "_"): (name, repr(field))
+        for name, field in (options.model_fields if options is not None else {}).items()
+        for word in (name, *aliases_of(field))
+    }
 
 
 def _contest(item: Registered, other: Registered, *, is_allowed: bool) -> str | None:
@@ -257,7 +299,7 @@ def discover(
     manager = pluggy.PluginManager(hookspecs.PROJECT)
     manager.add_hookspecs(hookspecs)
     plugins = PluginSet(manager, versions)
-    found = _with_packages(entry_points(group=GROUP) if points is None else points)
+    found = with_packages(entry_points(group=GROUP) if points is None else points)
     # Packages that override come last, whatever the order of installation.
     for point, package, version in sorted(found, key=lambda item: (item[1] != OWN, item[0].name)):
         started, cpu = time.perf_counter(), time.thread_time()
@@ -282,7 +324,7 @@ def discover(
     return plugins
 
 
-def _with_packages(points: Iterable[EntryPoint]) -> Iterator[tuple[EntryPoint, str, str]]:
+def with_packages(points: Iterable[EntryPoint]) -> Iterator[tuple[EntryPoint, str, str]]:
     """Each with its package's name and version. Every look at a package parses its whole metadata, so it gets one."""
     known: dict[int, tuple[str, str]] = {}
     for point in points:

@@ -12,7 +12,7 @@ from fwk.errors import FwkError, PluginLoadError
 from fwk.interfaces.declaration import Host
 from fwk.plugins.discovery import PluginSet, Registered
 from fwk.plugins.negotiation import Resolution
-from fwk.plugins.selection import NOWHERE, plugin_options, taking_part
+from fwk.plugins.selection import NOWHERE, leave_out, plugin_options, taking_part
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,18 @@ class PluginFactory:
         host: as for ``taking_part``. Raises ``PluginError`` before the first is built when one of them lacks something.
         """
         for item, options in taking_part(self.plugins, family, self.given, host):
-            yield item, build(item, context(**fields, options=options))
+            built = self.build_or_leave_out(item, context(**fields, options=options))
+            if built is not None:
+                yield item, built
+
+    def build_or_leave_out(self, item: Registered, context: Any, load: str | None = None) -> Any:
+        """As ``build``, of one of those that take part; None where the run does without it (``leave_out``)."""
+        try:
+            return build(item, context, load)
+        except PluginLoadError as error:
+            if not leave_out(self.plugins, item, self.given, error):
+                raise
+            return None
 
 
 def load_object(item: Registered, load: str | None = None) -> Any:

@@ -193,5 +193,8 @@ ORDER = (
 COMPUTING = ("quant", "attention", "moe", "lora", "operators")
 """The families whose plugins compute a sequence's numbers together with those of others."""
 
+NAMED = ("dialects", "observers", "logits_processors", "features", "model_sources", "lora_sources")
+"""Families of which every built-in takes part, and another package's plugin once it is named."""
+
 PARTS = ("cache_tiers", "logits_processors", "lora_sources", "features")
 """Families of an engine of which none or several take part: each is held against what was settled."""

@@ -32,7 +32,18 @@ from fwk.plugins.discovery import PluginSet, Registered
 from fwk.plugins.families import FAMILIES, Family
 from fwk.plugins.lock import check_lock
 from fwk.plugins.peers import FALSE, TRUE, foreign, meant, note
-from fwk.plugins.selection import AUTO, closest, find, is_enabled, is_used, option_value, own_name, static_choice
+from fwk.plugins.selection import (
+    AUTO,
+    closest,
+    enabled_by_name,
+    find,
+    is_enabled,
+    is_named,
+    is_used,
+    option_value,
+    own_name,
+    static_choice,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -136,8 +147,14 @@ def build_config(plugins: PluginSet, given: Mapping[str, Any], tell: Callable[[s
             values.setdefault(owner.key, {})[meaning.option] = written
     core = {title: _validated(model, values.pop(title, {})) for title, model in _CORE.items()}
     config = Config(**core, plugin_options=values)
+    asked = [item.key for name in config.plugins.enable_plugin for item in enabled_by_name(plugins, name)]
     if config.plugins.plugins_lock is not None:
-        check_lock(config.plugins.plugins_lock, plugins)
+        asked += check_lock(config.plugins.plugins_lock, plugins)
+    for key in asked:
+        values.setdefault(key, {})
+    off = [item.key for item in plugins.all() if not is_named(item, values)]
+    if off:
+        tell(f"installed and not used: {', '.join(off)}; --enable-plugin turns them on")
     _check_names(config, plugins)
     _check_selected(config, plugins)
     return config
@@ -230,7 +247,7 @@ def _chosen_by(config: Config, plugins: PluginSet, family: Family) -> Iterator[t
 def _check_selected(config: Config, plugins: PluginSet) -> None:
     """Options of a plugin that is not selected are an error; the others are validated now."""
     for owner in option_owners(plugins):
-        if owner.item is None or owner.key not in config.plugin_options:
+        if owner.item is None or not config.plugin_options.get(owner.key):
             continue
         family = FAMILIES[owner.item.family]
         given = config.plugin_options[owner.key]

@@ -15,7 +15,7 @@ from fwk.errors import ConfigError, PluginError, PluginLoadError, what_is_wrong
 from fwk.interfaces.declaration import Declaration, Facts, Host, Needs
 from fwk.interfaces.prefix_cache import PrefixCacheSpec
 from fwk.plugins.discovery import OWN, Broken, PluginSet, Registered
-from fwk.plugins.families import FAMILIES
+from fwk.plugins.families import FAMILIES, NAMED
 
 log = logging.getLogger(__name__)
 
@@ -239,6 +239,35 @@ def is_enabled(declaration: Declaration, given: Mapping[str, object]) -> bool:
     return not declaration.enabled_by or any(map(is_set, declaration.enabled_by))
 
 
+def is_named(item: Registered, given: Mapping[str, Mapping[str, object]]) -> bool:
+    """Whether a plugin was asked for, where that is needed: by ``--enable-plugin``, ``--plugins-lock`` or an option.
+
+    given: ``Config.plugin_options``, which has an entry for each that was.
+    """
+    return item.package == OWN or item.family not in NAMED or item.key in given
+
+
+def enabled_by_name(plugins: PluginSet, name: str) -> list[Registered]:
+    """The plugins that ``--enable-plugin NAME`` turns on. Raises ``PluginError`` where it turns on none."""
+    known = [item for item in plugins.all() if name in (item.name, item.key, item.package) and item.package != OWN]
+    found = [item for item in known if item.family in NAMED]
+    if found:
+        return found
+    for broken in plugins.broken:
+        if broken.is_called(name):
+            raise PluginLoadError(f"--enable-plugin {name}: {broken.sentence()}")
+    if known:
+        option = FAMILIES[known[0].family].option
+        how = f"select it with --{option.replace('_', '-')} {known[0].name}" if option else "nothing needs to name it"
+        raise PluginError(f"--enable-plugin {name}: it is a {FAMILIES[known[0].family].noun}: {how}")
+    able = [item for item in plugins.all() if item.family in NAMED and item.package != OWN]
+    hint = closest(name, [word for item in able for word in (item.key, item.name, item.package)])
+    installed = ", ".join(item.key for item in able) or "none"
+    raise PluginError(
+        f"--enable-plugin {name}: no other package has a plugin of that name{hint}; those that wait for it: {installed}"
+    )
+
+
 def taking_part(
     plugins: PluginSet, family: str, given: Mapping[str, Mapping[str, object]], host: Host | None = NOWHERE
 ) -> list[tuple[Registered, Any]]:
@@ -250,7 +279,7 @@ def taking_part(
     """
     found: list[tuple[Registered, Any]] = []
     for item in sorted(plugins.family(family), key=lambda item: -item.declaration.rank):
-        if not is_enabled(item.declaration, given.get(item.key, {})):
+        if not is_named(item, given) or not is_enabled(item.declaration, given.get(item.key, {})):
             continue
         refusal = item.declaration.needs.refusal(host) if host is not None else None
         if refusal is not None:

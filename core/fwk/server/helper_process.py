@@ -18,6 +18,7 @@ from fwk.config.wire import from_plain
 from fwk.errors import InvalidRequest
 from fwk.interfaces.multimodal import MediaItem
 from fwk.plugins import PluginFactory, discover
+from fwk.plugins.audit import Audit
 from fwk.process.oom import prefer_as_victim
 from fwk.server.helper import GrammarJob, HelperSetup, MediaJob
 from fwk.setup.checkpoint import open_model
@@ -40,6 +41,7 @@ class ServedText:
     def __init__(self, setup: HelperSetup) -> None:
         self.config = from_plain(setup.config)
         self.plugins = discover(self.config.plugins.allow_override)
+        Audit(self.plugins, is_strict=self.config.plugins.strict)
         self.factory = PluginFactory(self.plugins, self.config.plugin_options)
         self.opened = open_model(self.config, self.plugins, lambda line: None)
         self.vocab_size = self.opened.config.vocab_size

@@ -8,6 +8,7 @@ from fwk import __version__
 from fwk.config import Config
 from fwk.config.secrets import without_secrets
 from fwk.plugins import PluginSet, option_owners
+from fwk.plugins.selection import is_named
 from fwk.server.keys import Keys
 
 
@@ -28,5 +29,8 @@ def describe(config: Config, plugins: PluginSet, keys: Keys) -> dict[str, Any]:
         "fingerprint": plugins.fingerprint,
         "plugins_lock": config.plugins.plugins_lock,
         "plugins": [f"{item.key} {item.package} {item.version}" for item in plugins.all()],
+        "plugins_off": [item.key for item in plugins.all() if not is_named(item, given)],
+        "touches": {item.key: sorted(item.declaration.touches) for item in plugins.all() if item.declaration.touches},
+        "undeclared": list(plugins.undeclared.values()),
         "broken_plugins": [broken.sentence() for broken in plugins.broken],
     }

@@ -22,7 +22,7 @@ from fwk.interfaces.dialect import Dialect, DialectContext
 from fwk.interfaces.lifecycle import PluginLifecycle
 from fwk.interfaces.observer import Observer, ObserverContext, ObserverSpec
 from fwk.interfaces.sampling import LogitsProcessorSpec
-from fwk.plugins import FAMILIES, PluginFactory, PluginSet, Registered, find, load_object, taking_part
+from fwk.plugins import FAMILIES, PluginFactory, PluginSet, Registered, find, taking_part
 from fwk.plugins.families import ORDER, PARTS
 from fwk.plugins.options import flag, normal
 from fwk.plugins.selection import is_enabled, leave_out, plugin_options
@@ -125,17 +125,15 @@ class PluginSwitcher:
     async def start(self) -> None:
         """Build the observers and dialects that take part. Raises ``PluginError`` in a plugin's name.
 
-        A third party's that cannot be imported, and was given no options, is left out.
+        A third party's that cannot be imported or built, and was given no options, is left out.
         """
         for family in ("observers", "dialects"):
             for item, _ in taking_part(self._plugins, family, self.config.plugin_options):
                 try:
-                    load_object(item)
+                    await self._serve(item, self._factory(self.config))
                 except PluginLoadError as error:
                     if not leave_out(self._plugins, item, self.config.plugin_options, error):
                         raise
-                else:
-                    await self._serve(item, self._factory(self.config))
         options = self.config.plugin_options
         known = {item.key for item, _ in taking_part(self._plugins, "logits_processors", options, host=None)}
         for item in self._plugins.family("logits_processors"):
@@ -235,7 +233,7 @@ class PluginSwitcher:
             for key, own in config.plugin_options.items()
             if key != item.key and (family.takes_all or key.partition(".")[0] != item.family)
         }
-        config = replace(config, plugin_options=kept | ({item.key: dict(values)} if is_on and values else {}))
+        config = replace(config, plugin_options=kept | ({item.key: dict(values)} if is_on else {}))
         if family.option is None:
             return config
         name = {family.option: item.name if is_on else NONE}

@@ -304,6 +304,9 @@ class WorkerBuilder:
             self.parts.observers.model_loaded(model)
         if self.parts.features is not None:
             self.parts.features.warmed_up()
+        new = [why for why in self._factory.plugins.left_out if why not in self.parts.troubles]
+        self.parts.troubles += new
+        self._reasons += new
 
     def _warm_up(self, runner: ModelRunner, largest: LargestStep) -> None:
         opened = self._setup.opened

@@ -11,6 +11,7 @@ from fwk.errors import PluginError
 from fwk.interfaces.executor import Worker, WorkerRecipe
 from fwk.interfaces.parallel import ParallelGroup
 from fwk.plugins import PluginSet, discover
+from fwk.plugins.audit import Audit
 from fwk.process.log import set_up_log
 from fwk.process.progress import set_up_progress
 
@@ -38,5 +39,6 @@ def make_worker(plain: dict[str, Any], group: ParallelGroup) -> Worker:
             f"the process of rank {group.rank} sees other plugins ({plugins.fingerprint}) than the engine "
             f"({plain['fingerprint']}): a plugin is installed in only one of them"
         )
+    Audit(plugins, is_strict=config.plugins.strict)
     setup = resolve(config, open_model(config, plugins, log.info), plugins)
     return LocalWorker(config, setup, group, plain["engine_index"])

@@ -14,7 +14,7 @@ from fwk.cli.option_parsing import Parser
 from fwk.config import Config
 from fwk.errors import ConfigError
 from fwk.plugins import FAMILIES, PluginSet, discover
-from fwk.plugins.selection import closest
+from fwk.plugins.selection import closest, is_named
 
 
 def list_plugins(argv: Sequence[str]) -> int:
@@ -52,7 +52,8 @@ def _rows(plugins: PluginSet) -> list[dict[str, Any]]:
             "version": item.version,
             "api": item.api,
             "rank": item.declaration.rank,
-            "state": "ok",
+            "state": "ok" if is_named(item, {}) else "off",
+            "touches": sorted(item.declaration.touches),
             "load_ms": round(plugins.load_seconds.get(item.plugin, 0.0) * 1000, 1),
             "options": list(item.declaration.options.model_fields) if item.declaration.options is not None else [],
             "summary": item.declaration.summary,
@@ -93,10 +94,12 @@ def _table(plugins: PluginSet) -> str:
 
 def _line(row: dict[str, Any]) -> str:
     words = f"  {row['name']:<18} {row['package']} {row['version']:<8} "
-    if row["state"] != "ok":
+    if row["state"] == "broken":
         return f"{words}{row['state']:<6} {row['summary']}"
     options = ", ".join("--" + name.replace("_", "-") for name in row["options"])
-    return f"{words}api {row['api']} {row['load_ms']:>5} ms  {row['summary']}" + (f" ({options})" if options else "")
+    notes = [f" ({options})" if options else "", f"; touches {', '.join(row['touches'])}" if row["touches"] else ""]
+    notes.append("; off until --enable-plugin names it" if row["state"] == "off" else "")
+    return f"{words}api {row['api']} {row['load_ms']:>5} ms  {row['summary']}{''.join(notes)}"
 
 
 def why(argv: Sequence[str]) -> int:

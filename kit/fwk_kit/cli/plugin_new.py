@@ -11,6 +11,7 @@ from pathlib import Path
 from fwk import __version__
 from fwk.errors import ConfigError
 from fwk.plugins import FAMILIES, PluginSet
+from fwk.plugins.families import NAMED
 from fwk.plugins.options import flag
 from fwk.plugins.selection import caches_with_tiers, closest
 
@@ -128,6 +129,8 @@ def selecting(plugins: PluginSet, family: str, name: str) -> list[str]:
     """The words after ``fwk serve`` that put the plugin to use."""
     option, switch = FAMILIES[family].option, FAMILIES[family].switch
     words = [flag(switch)] if switch is not None else []
+    if family in NAMED:
+        return [*words, "--enable-plugin", f"{family}.{name}"]
     if family == "cache_tiers":
         words = ["--prefix-cache", *caches_with_tiers(plugins)[:1]]
     if family in ("models", "loaders") or option is None:

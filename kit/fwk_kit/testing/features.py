@@ -87,7 +87,13 @@ class FeatureSuite(ServedSuite):
         sampled = {name: value for name, value in self.fields.items() if name not in given}
         sampling = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True, extra=dict(self.request), **sampled)
         plain = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
-        settings = {"load_format": "dummy", "max_running_requests": 4, "check_blocks": True, **self.options}
+        settings = {
+            "load_format": "dummy",
+            "max_running_requests": 4,
+            "check_blocks": True,
+            **self.selected(item),
+            **self.options,
+        }
         said: list[list[list[int]]] = []
         for num_tokens in (2048, 96):
             with tempfile.TemporaryDirectory() as folder:

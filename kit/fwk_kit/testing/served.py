@@ -8,6 +8,8 @@ from typing import Any, ClassVar
 import pytest
 
 from fwk.plugins import FAMILIES, Registered
+from fwk.plugins.discovery import OWN
+from fwk.plugins.families import NAMED
 from fwk_kit.testing.base import PluginSuite
 from fwk_kit.testing.serving import TINY, plain_tokens, tokens_of
 
@@ -25,6 +27,8 @@ class ServedSuite(PluginSuite):
     def selected(self, item: Registered) -> dict[str, Any]:
         """The options of ``fwk serve`` that select the plugin."""
         option = FAMILIES[self.family].option
+        if self.family in NAMED and item.package != OWN:
+            return {"enable_plugin": [item.key]}
         return {} if option is None else {option: item.name}
 
     def test_serves_a_tiny_model(self, item: Registered) -> None:

@@ -12,8 +12,7 @@ from fwk.config import Config
 from fwk.errors import one_line_traceback
 from fwk.features.worker import run_operation
 from fwk.interfaces.observer import ObserverSpec, WorkerObserver, WorkerObserverContext
-from fwk.plugins import PluginSet, taking_part
-from fwk.plugins.factory import build
+from fwk.plugins import PluginFactory, PluginSet, taking_part
 from fwk.types import Batch, StepResult
 
 log = logging.getLogger(__name__)
@@ -61,9 +60,13 @@ class WorkerObservers:
             assert isinstance(item.declaration, ObserverSpec)
             if item.declaration.worker is None:
                 continue
+            observer: WorkerObserver | None = PluginFactory(plugins, config.plugin_options).build_or_leave_out(
+                item, context(options=options), item.declaration.worker
+            )
+            if observer is None:
+                continue
             if item.declaration.reads_layers:
                 self.reader = item.key
-            observer: WorkerObserver = build(item, context(options=options), item.declaration.worker)
             self._parts.append(_Part(item.key, observer, observer.wants_steps))
 
     def operations(self) -> dict[str, Callable[..., Any]]:

@@ -8,7 +8,7 @@ from fwk.testing import ask, serve_tiny
 
 
 def test_generate() -> None:
-    with serve_tiny() as url:
+    with serve_tiny("--enable-plugin", "kserve") as url:
         path = "/v2/models/any/generate"
         body = {"text_input": "Hello", "parameters": {"max_tokens": 8, "temperature": 0.0}}
         assert ask(url, path, body)["text_output"] == ask(url, path, body)["text_output"]
