@@ -51,8 +51,21 @@ def test_members_are_counted_before_they_are_read(monkeypatch):
                 body.parse(wrong.encode())
     with pytest.raises(InvalidRequest, match="members"):
         body.parse(b"{" + b",".join([b'"a":1'] * (most + 1)) + b"}")
-    for text in ('"b":1,', '\\":', ":"):
+    for text in ('"b":1,', '\\":', ":", "[", '\\"[{'):
         body.parse(orjson.dumps({"a": text * (most + 1)}))
+    for nested in ("[]", "{}", "[" * 100 + "]" * 100):
+        with pytest.raises(InvalidRequest, match="lists and objects"):
+            body.parse(f'{{"a": [{",".join([nested] * (most + 1))}]}}'.encode())
+
+
+async def test_few_unknown_names_are_compared_with_known_ones(api, frontend, monkeypatch):
+    from fwk_server._common.chat import other_names
+
+    compared: list[str] = []
+    monkeypatch.setattr(other_names, "get_close_matches", lambda name, *_: compared.append(name) or [])
+    await api.complete(**{f"{i}{'x' * 300}": i for i in range(1000)})
+    assert len(compared) == other_names.MAX_COMPARED
+    assert max(map(len, compared)) == other_names.MAX_NAME
 
 
 async def test_nul_in_text_is_text(api, frontend):

@@ -389,7 +389,7 @@ async def test_a_schema_reaches_the_engine(sdk, frontend):
 
 
 def test_the_store_is_bounded():
-    store = ObjectStore(8_192, Records(None, ""), "")
+    store = ObjectStore(8_192, Records(None, "test", FakeFrontend()), "")
     get = lambda name: store.get(("", name), "response", "response_id")  # noqa: E731
     for i in range(100):
         assert store.put(("", str(i)), {"response": "x" * 1_000}, [f"part {i}"])

@@ -26,12 +26,16 @@ MAX_MEMBERS = 2**17
 until it has read all of an object's, and is called twice.
 """
 
+MAX_LISTS = 2**17
+"""And objects, together: a prompt of token ids is one, a message two or three."""
+
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _MEMBER = re.compile(rb'(?<!\\)(?:\\\\)*":')
 """The end of a member's name, where there is no white space; quotes in texts are escaped."""
 
 NOTES = (
     f"A body is JSON in UTF-8, nested at most {MAX_DEPTH} levels deep, holds no key twice, and at most {MAX_MEMBERS} "
-    f"members of objects and {MAX_COMMAS} values."
+    f"members of objects, {MAX_LISTS} lists and objects and {MAX_COMMAS} values."
 )
 
 MAX_SHOWN = 80
@@ -59,11 +63,18 @@ async def read(request: Request, *, is_any_kind: bool = False) -> bytes:
 
 
 def check_counts(data: bytes) -> None:
-    """Raise ``InvalidRequest`` for JSON of too many values or members, before it is read."""
+    """Raise ``InvalidRequest`` for JSON of too many values, members, lists or objects, before it is read."""
     if len(data) > MAX_COMMAS and data.count(b",") > MAX_COMMAS:
         raise InvalidRequest(f"the request body holds more than {MAX_COMMAS} values")
     if len(data) > MAX_MEMBERS and data.count(b":") > MAX_MEMBERS and _has_too_many_members(data):
         raise InvalidRequest(f"the request body holds more than {MAX_MEMBERS} members of objects")
+    # Texts hold brackets, too: they are left out where there are many.
+    if len(data) > MAX_LISTS and _num_lists(data) > MAX_LISTS and _num_lists(_STRING.sub(b"", data)) > MAX_LISTS:
+        raise InvalidRequest(f"the request body holds more than {MAX_LISTS} lists and objects")
+
+
+def _num_lists(data: bytes) -> int:
+    return data.count(b"[") + data.count(b"{")
 
 
 def parse(data: bytes) -> dict[str, Any]:

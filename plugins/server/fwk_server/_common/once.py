@@ -7,6 +7,9 @@ import logging
 MAX_SAID = 256
 """Names are the clients' to choose: past so many, nothing more is said."""
 
+MAX_NAME = 256
+"""Characters of a name that is kept."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -18,6 +21,7 @@ class Once:
 
     def warn(self, name: str, line: str) -> None:
         """Say it, unless something was said of ``name``."""
+        name = name[:MAX_NAME]
         if name not in self._said and len(self._said) < MAX_SAID:
             self._said.add(name)
             logger.warning("%s", line)

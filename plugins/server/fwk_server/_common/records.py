@@ -13,6 +13,7 @@ from threading import Lock
 from urllib.parse import quote
 
 from fwk.errors import ConfigError, NotServed
+from fwk.interfaces.dialect import Frontend
 from fwk.interfaces.lifecycle import PluginLifecycle, Stage
 from fwk.process.folders import TemporaryFolder, lock_folder
 
@@ -39,10 +40,10 @@ class Records:
     ``NotServed``. Records are written by a thread, which waits for the disk.
     """
 
-    def __init__(self, parent: str | None, name: str) -> None:
-        """name: of the dialect and its model. Raises ``ConfigError`` for a folder that cannot be had."""
+    def __init__(self, parent: str | None, dialect: str, frontend: Frontend) -> None:
+        """Of a dialect over a model. Raises ``ConfigError`` for a folder that cannot be had."""
         self.is_lasting = parent is not None
-        self._path = None if parent is None else _made(Path(parent).expanduser(), quote(name, safe="@-")[:200])
+        self._path = None if parent is None else _made(Path(parent), f"{dialect}@{frontend.card.name}")
         self._temporary: TemporaryFolder | None = None
         self._lock: int | None = None
         self._database: sqlite3.Connection | None = None
@@ -165,7 +166,7 @@ def _tell(future: Future[sqlite3.Cursor]) -> None:
 
 
 def _made(parent: Path, name: str) -> Path:
-    folder = parent / name
+    folder = parent.expanduser() / quote(name, safe="@-")[:200]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if os.access(folder, os.W_OK | os.X_OK):

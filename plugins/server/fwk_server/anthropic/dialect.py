@@ -74,7 +74,7 @@ class AnthropicDialect(ChatDialect):
     def __init__(self, context: DialectContext) -> None:
         super().__init__(context)
         options = context.options or AnthropicOptions()
-        self._records = Records(options.files_dir, f"anthropic@{self.frontend.card.name}")
+        self._records = Records(options.files_dir, "anthropic", self.frontend)
         self._files = FileStore(self._records, options.max_files_bytes)
         runner = BatchRunner(self.frontend, self._files, self._serve, self.error_body, options.batch_concurrency)
         self._runner = runner

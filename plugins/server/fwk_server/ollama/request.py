@@ -91,6 +91,10 @@ class PullBody(_Fields):
     stream: bool | None = None
 
 
+MAX_OPTIONS = 256
+"""Of a request: several times as many as there are."""
+
+
 def served_name(raw: Mapping[str, Any], card: ModelCard) -> str:
     """The model's name without Ollama's tag for the newest."""
     name = want(raw.get("model") or raw.get("name") or "", str, "a string", "model")
@@ -143,7 +147,10 @@ def _options(raw: Mapping[str, Any], frontend: Frontend, once: Once) -> dict[str
     """The options that say something here. Others are ignored as Ollama ignores them, and the log says so."""
     read = fields_of(frontend.processor_params)
     fields: dict[str, Any] = {}
-    for name, value in want(raw.get("options") or {}, dict, "an object", "options").items():
+    options = want(raw.get("options") or {}, dict, "an object", "options")
+    if len(options) > MAX_OPTIONS:
+        raise InvalidRequest(f"options holds {len(options)} members; at most {MAX_OPTIONS} are known", "options")
+    for name, value in options.items():
         if value is None:
             continue
         if name in _INTEGERS:  # Go reads every number of JSON as a float, so clients send 40.0, too
@@ -171,7 +178,7 @@ def _reason(name: str) -> str:
         return "no logits processor that reads it is on"
     if name in _OTHERS:
         return "it has nothing to act on here"
-    near = get_close_matches(name, [*_OPTIONS, "num_ctx", *_PROCESSORS], 1)
+    near = get_close_matches(name[:64], [*_OPTIONS, "num_ctx", *_PROCESSORS], 1)
     return "it is unknown" + (f"; did you mean {near[0]}?" if near else "")
 
 

@@ -112,7 +112,7 @@ class OpenAIDialect(Dialect):
         self._tokens = TokenTexts(context.frontend.text)
         self._peer_tokens: dict[str, TokenTexts] = {}  # of other models, once a batch has asked for one
         options = context.options or OpenAIOptions()
-        self._records = Records(options.files_dir, f"openai@{self._frontend.card.name}")
+        self._records = Records(options.files_dir, "openai", self._frontend)
         self._stored = StoredCompletions(options.completions_store_bytes, self._records)
         self._once = Once()
         self._files = FileStore(self._records, options.max_files_bytes)

@@ -78,7 +78,7 @@ class ResponsesDialect(ChatDialect):
         super().__init__(context)
         options = context.options
         options = options if options is not None else ResponsesOptions()
-        self._records = Records(options.files_dir, f"openai-responses@{self.frontend.card.name}")
+        self._records = Records(options.files_dir, "openai-responses", self.frontend)
         self._store = ObjectStore(options.responses_store_bytes, self._records, "object")
         self._conversations = Conversations(self._store, self._item)
         self._is_strict = options.strict_requests

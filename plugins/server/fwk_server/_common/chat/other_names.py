@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache, lru_cache
+from itertools import islice
 from typing import Any
 
 from pydantic import BaseModel
@@ -201,9 +202,14 @@ def asks_elsewhere(name: str, value: Any, model: type[BaseModel]) -> bool:
         return False
     neutral = _REFUSED.get(name, ((), ""))[0]
     is_fine = _FINE.get(name, _ONLY.get(name, (lambda value: False, "")))[0]
-    known = fields_of([model]) | _SAME.keys() | _REFUSED.keys() | _FINE.keys() | _NOT_DONE.keys() | _ONLY.keys()
     is_default = value is True and name in ("skip_special_tokens", "add_special_tokens")
-    return name in known | _STRUCTURED and value not in neutral and not is_fine(value) and not is_default
+    return name in _that_ask(model) and value not in neutral and not is_fine(value) and not is_default
+
+
+@cache
+def _that_ask(model: type[BaseModel]) -> frozenset[str]:
+    documented = (_SAME, _REFUSED, _FINE, _NOT_DONE, _ONLY, _STRUCTURED)
+    return frozenset(fields_of([model])).union(*documented)
 
 
 def refuse_unknown(raw: Mapping[str, Any], models: Sequence[type[BaseModel]], where: str = "--strict-requests") -> None:
@@ -211,7 +217,7 @@ def refuse_unknown(raw: Mapping[str, Any], models: Sequence[type[BaseModel]], wh
     known = _known(models)
     for name in raw:
         if name not in known:
-            near = get_close_matches(name, known, 1)
+            near = get_close_matches(name[:MAX_NAME], known, 1)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise InvalidRequest(f"the field {shown(name)} is unknown ({where}){hint}", name[:256])
 
@@ -226,11 +232,11 @@ def warn_unknown(raw: Mapping[str, Any], models: Sequence[type[BaseModel]], once
 
     Other unknown fields are those of servers that came later, and are ignored without a word.
     """
-    for name in raw.keys() - _known(models):
-        near = _nearest(name[:64], tuple(models))
+    for name in islice(raw.keys() - _known(models), MAX_COMPARED):
+        near = _nearest(name[:MAX_NAME], tuple(models))
         if near is not None:
             line = f"the field {shown(name)} of a request is unknown and ignored; did its client mean {near}?"
-            once.warn(f"field {name[:64]}", line)
+            once.warn(f"field {name[:MAX_NAME]}", line)
 
 
 @lru_cache(256)
@@ -247,6 +253,12 @@ def _known(models: Sequence[type[BaseModel]]) -> frozenset[str]:
 def _all_names(models: tuple[type[BaseModel], ...]) -> frozenset[str]:
     return _EVERYWHERE | fields_of(models)
 
+
+MAX_COMPARED = 16
+"""Unknown fields of a request that are compared with those that are known, which takes milliseconds each."""
+
+MAX_NAME = 64
+"""Characters of a field's name that are looked at."""
 
 _NEAR = 0.75
 """Likeness of two names from which on one may be meant by the other, of ``difflib``."""
