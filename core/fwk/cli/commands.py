@@ -7,7 +7,7 @@ import difflib
 from collections.abc import Mapping, Sequence
 from importlib.metadata import EntryPoint, entry_points
 
-from fwk.cli.formatting import MAX_LINE, help_formatter
+from fwk.cli.formatting import help_formatter
 from fwk.errors import ConfigError, PluginError
 from fwk.interfaces.command import GROUP, Command
 
@@ -64,7 +64,7 @@ def run_plugins(words: Sequence[str]) -> int:
 
 def overview(name: str, about: str, found: Mapping[str, Command], end: str) -> str:
     """Help that lists commands, a line for each."""
-    formatter = help_formatter()(name, max_help_position=24, width=MAX_LINE)
+    formatter = help_formatter()(name, max_help_position=24)
     formatter.add_usage("%(prog)s COMMAND [options]", [], [])
     formatter.add_text(about)
     formatter.start_section("commands")

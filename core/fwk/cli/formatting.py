@@ -6,9 +6,6 @@ import argparse
 import os
 import sys
 
-MAX_LINE = 160
-"""Characters of a line of the short help."""
-
 
 def help_formatter() -> type[argparse.HelpFormatter]:
     """The class that lays out help: in colours with ``rich-argparse`` where standard output is a terminal.

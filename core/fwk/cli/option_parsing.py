@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import copy
 import re
+import textwrap
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,7 @@ from typing import Any, Literal, NoReturn, cast, get_args, get_origin
 import yaml
 from pydantic.fields import FieldInfo
 
-from fwk.cli.formatting import MAX_LINE, help_formatter
+from fwk.cli.formatting import help_formatter
 from fwk.config import aliases_of, is_secret, stability_of, turned_by
 from fwk.config.files import read_text
 from fwk.errors import ConfigError
@@ -28,8 +29,8 @@ ESSENTIAL = (
 )  # fmt: skip
 """Options that the short help shows."""
 
-MAX_NAME = 42
-"""Characters of a flag with its value in the short help."""
+MAX_NAME = 30
+"""Characters of a flag with its value in the short help; what it does then begins a line of its own."""
 
 _SHORT, _FLAG = re.compile(r"-[a-zA-Z][a-zA-Z-]*\d?"), re.compile("-($|-|[a-zA-Z])")
 
@@ -64,7 +65,7 @@ class Parser(argparse.ArgumentParser):
             ("arguments", [_short(action) for action in actions if action.dest in self.own]),
             ("options that many need", [_short(action) for action in actions if action.dest in ESSENTIAL]),
         ]
-        formatter = self.formatter_class(self.prog, max_help_position=MAX_NAME, width=MAX_LINE)
+        formatter = self.formatter_class(self.prog, max_help_position=MAX_NAME)
         formatter.add_usage("%(prog)s [options]", [], [])
         formatter.add_text(self.description)
         for title, group in groups:
@@ -96,7 +97,8 @@ def _short(action: argparse.Action) -> argparse.Action:
     short = copy.copy(action)
     short.option_strings = [name for name in action.option_strings if name.startswith("--")][:1]
     text = (action.help or "").replace("%%", "%")
-    first = text.partition(" [")[0].partition(". ")[0].partition(" (default")[0].rstrip(".")[:90]
+    first = text.partition(" [")[0].partition(". ")[0].partition(" (")[0].rstrip(".")
+    first = textwrap.shorten(first, 110, placeholder=" ...")
     short.help = first.replace("%", "%%")
     if short.nargs in ("?", "+") and short.option_strings:
         short.nargs = None

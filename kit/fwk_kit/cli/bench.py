@@ -258,7 +258,13 @@ def _ids(llm: LLM, count: int, length: int, salt: int) -> list[str | list[int]]:
 def _add_load_flags(parser: Parser) -> None:
     from fwk_kit.bench.workload import WORKLOADS  # noqa: PLC0415
 
-    parser.add_argument("--workload", default="random", choices=list(WORKLOADS), help="default: %(default)s")
+    parser.add_argument(
+        "--workload",
+        default="random",
+        choices=list(WORKLOADS),
+        metavar="NAME",
+        help=f"one of {', '.join(WORKLOADS)}; default: %(default)s",
+    )
     parser.add_argument("--num-requests", type=int)
     parser.add_argument("--concurrency", type=int, help="requests under way at most (closed loop)")
     parser.add_argument("--request-rate", type=float, help="requests a second, arriving as a Poisson process instead")
