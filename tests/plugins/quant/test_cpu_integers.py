@@ -95,6 +95,16 @@ CASES = [
 ]
 
 
+@pytest.mark.parametrize("bits", [4, 5, 6, 8])
+def test_the_largest_sums_fit(bits: int, kernel: IntegerKernel) -> None:
+    """Of the largest integers and activations, which some instructions add up in 16 bits."""
+    numbers = torch.full((40, 192), 2**bits - 1, dtype=torch.uint8)
+    packed = kernel.pack(Integers(bits, numbers, 64, torch.ones(40, 3), 0))
+    for rows, x in ((1, 127.0), (5, -127.0)):
+        found = kernel.apply(packed, torch.full((rows, 192), x), None)
+        assert torch.equal(found, torch.full((rows, 40), 192 * (2**bits - 1) * x))
+
+
 @pytest.mark.gate(60)
 @pytest.mark.parametrize(("bits", "size", "scheme"), CASES)
 def test_equals_a_product_with_rounded_inputs(

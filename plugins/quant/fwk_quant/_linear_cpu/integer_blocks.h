@@ -59,7 +59,8 @@ inline void integer_block(int rows, const OpenPanel& panel, const char* x, float
     for (int r = 0; r < rows; r++)
         UNROLL for (int c = 0; c < PANEL; c += W) {
             float* to = out + r * PANEL + c;
-            store(to, scaled(load(to), panel.factors, c, has_starts, *form.total(x + r * stride)));
+            store(to, scaled(load(to), load(panel.factors->scale + c), load(panel.factors->offset + c), has_starts,
+                             *form.total(x + r * stride)));
         }
 }
 

@@ -11,7 +11,7 @@ thread_local ThreadMemory panel_memory;
 
 template <int BITS>
 struct Integers {
-    static constexpr int ROWS = INTEGER_ROWS, COLUMNS = C * W, SIDE = 1;
+    static constexpr int ROWS = INTEGER_ROWS, COLUMNS = PANEL, SIDE = 1;
     static constexpr bool ARE_BLOCKS = false;
     static constexpr int64_t SHARED_ROWS = INT64_MAX;
     static constexpr bool MAY_BE_WHOLE = BITS == 8 || BITS == 4;  // the others only come in groups
@@ -37,8 +37,8 @@ struct Integers {
               is_open(is_for_many),
               is_whole(MAY_BE_WHOLE && m.scale_every >= panel.form.groups) {
             if (!is_open) return;
-            const int64_t count = (panel.form.groups + m.scale_every - 1) / m.scale_every;
-            const int64_t bytes = count * int64_t(sizeof(Factors)), steps = m.num_words / Bits<BITS>::WORDS;
+            const int64_t count = panel.num_factors(), bytes = count * int64_t(sizeof(Factors));
+            const int64_t steps = m.num_words / Bits<BITS>::WORDS;
             char* memory = panel_memory.take(bytes + (is_wide ? steps * Bits<BITS>::COUNT * PANEL * 4 : 0));
             for (int64_t i = 0; i < count; i++) panel.read(i, ((Factors*)memory)[i]);
             panel.factors = (const Factors*)memory;
@@ -53,16 +53,16 @@ struct Integers {
             return to - steps * B::COUNT * PANEL;
         }
 
-        void multiply(int rows, Rows x, int column, float* out, Prefetch prefetch) const {
-            if (is_open) return multiply_as<true>(rows, x, column, out, prefetch);
-            multiply_as<false>(rows, x, column, out, prefetch);
+        void multiply(int rows, Rows x, int, float* out, Prefetch prefetch) const {
+            if (is_open) return multiply_as<true>(rows, x, out, prefetch);
+            multiply_as<false>(rows, x, out, prefetch);
         }
 
         template <bool IS_OPEN>
-        void multiply_as(int rows, Rows x, int column, float* out, Prefetch prefetch) const {
+        void multiply_as(int rows, Rows x, float* out, Prefetch prefetch) const {
             if constexpr (MAY_BE_WHOLE)
-                if (is_whole) return integer_tiles<BITS, IS_OPEN, true>(rows, panel, x.first, column, out, prefetch);
-            integer_tiles<BITS, IS_OPEN, false>(rows, panel, x.first, column, out, prefetch);
+                if (is_whole) return integer_tiles<BITS, IS_OPEN, true>(rows, panel, x.first, out, prefetch);
+            integer_tiles<BITS, IS_OPEN, false>(rows, panel, x.first, out, prefetch);
         }
     };
 };
