@@ -38,6 +38,11 @@ PREPROCESSOR: dict[str, Any] = {
 }
 PLANES = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [4, 6, 6]}
 EYES: dict[str, Any] = {"depth": 3, "num_heads": 2, "patch_size": 4, "in_channels": 3}
+DELTA: dict[str, Any] = {
+    "layer_types": ["linear_attention", "full_attention"] * 2, "head_dim": 32, "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 24,
+    "rope_parameters": {**PLANES, "mrope_section": [2, 3, 3], "partial_rotary_factor": 0.5},
+}  # fmt: skip
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "Qwen2VL": ("Qwen2VL", {**EYES, "embed_dim": 32, "hidden_size": SMALL["hidden_size"], "mlp_ratio": 2}),
     "Qwen2_5_VL": (
@@ -50,6 +55,11 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         {**EYES, "hidden_size": 32, "intermediate_size": 48, "out_hidden_size": SMALL["hidden_size"],
          "num_position_embeddings": 49, "deepstack_visual_indexes": [0, 2]},
     ),
+    "Qwen3_5": (
+        "Qwen3_5",
+        {**EYES, "hidden_size": 32, "intermediate_size": 48, "out_hidden_size": SMALL["hidden_size"],
+         "num_position_embeddings": 36},
+    ),
 }  # fmt: skip
 
 
@@ -61,8 +71,10 @@ def write_qwen_vl(folder: Path, kind: str, **changes: Any) -> Any:
     name, vision = KINDS[kind]
     torch.manual_seed(0)
     text = {**SMALL, "rms_norm_eps": 1e-5, "rope_parameters": PLANES, "num_hidden_layers": 4, **changes}
-    if kind == "Qwen3VL":
+    if kind.startswith("Qwen3"):
         text["head_dim"] = 32
+    if kind == "Qwen3_5":
+        text |= DELTA
     tokens = {"vision_start_token_id": FIRST, "vision_end_token_id": FIRST + 1, "video_token_id": FIRST + 3}
     config = getattr(transformers, f"{name}Config")(
         text_config=text, vision_config=vision, image_token_id=IMAGE_ID, attn_implementation="eager", **tokens

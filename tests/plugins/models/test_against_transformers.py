@@ -178,7 +178,7 @@ def test_states_in_bfloat16_are_nearly_the_same(tmp_path: Path) -> None:
 
 
 def test_the_language_model_of_one_that_sees(tmp_path: Path) -> None:
-    """Qwen3.5's checkpoints nest their config, and their eyes are left out."""
+    """Qwen3.5's checkpoints nest their config; a run of text alone leaves their eyes out."""
     reference, prompt = write(tmp_path, *ARCHITECTURES["qwen3_5"]), token_ids(40)
     tensors = load_file(tmp_path / "model.safetensors")
     renamed = {name.replace("model.", "model.language_model.", 1): x for name, x in tensors.items()}

@@ -81,7 +81,7 @@ def test_greedy_tokens_and_their_scores(pair: Pair, options: dict[str, Any]) -> 
         check(ask(llm, list(CHATS.values())), pair, list(CHATS))
         again = ask(llm, list(CHATS.values()))
     check(again, pair, list(CHATS))
-    assert min(done.cached_tokens for done in again) > 0
+    assert max(done.cached_tokens for done in again) > 0
 
 
 def test_after_a_pre_emption_planes_go_on(pair: Pair) -> None:

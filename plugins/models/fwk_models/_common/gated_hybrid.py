@@ -46,7 +46,7 @@ class GatedHybrid(Hybrid):
         config = context.config
         self.width = config.integer("linear_conv_kernel_dim", 4, low=2)
         self.embedding = VocabEmbedding(context, f"{root}.embed_tokens")
-        self.rotary = RotaryEmbedding(context)
+        self.rotary = self.make_rotary(context)
         self.layers = [self._layer(context, f"{root}.layers.{index}", index) for index in range(config.num_layers)]
         self.norm = OffsetRMSNorm(context, f"{root}.norm", config.hidden_size, config.rms_norm_eps)
         tied = self.embedding if config.tie_word_embeddings else None
@@ -54,6 +54,10 @@ class GatedHybrid(Hybrid):
         for name in context.weights.names():
             if name.startswith("mtp."):  # predicts further tokens, for speculation
                 context.weights.skip(name)
+
+    def make_rotary(self, context: ModelContext) -> RotaryEmbedding:
+        """The table of angles for all layers."""
+        return RotaryEmbedding(context)
 
     @abstractmethod
     def mlp(self, context: ModelContext, prefix: str, index: int) -> Apply:
@@ -99,7 +103,7 @@ class GatedPredictor(TokenPredictor):
     def forward(self, embedded: Tensor, hidden: Tensor, batch: ForwardBatch) -> Tensor:
         parts = [norm(x.contiguous()) for norm, x in zip(self.before, (embedded, hidden), strict=True)]
         x = self.projection(self._operators.join(parts))
-        x, residual = self.layer(x, None, None, self._target.rotary.rows(batch.positions), batch)
+        x, residual = self.layer(x, None, None, self._target.angles(batch), batch)
         return self.norm.add(self.wanted(x, batch), self.wanted(residual, batch))[0]
 
     def logits(self, hidden: Tensor) -> Tensor:

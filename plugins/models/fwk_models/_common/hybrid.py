@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from fwk.interfaces.model import Model
-from fwk.layers import LMHead, RMSNorm, RotaryEmbedding, RotaryRows, VocabEmbedding
+from fwk.layers import LMHead, RMSNorm, RotaryEmbedding, RotaryRows, VocabEmbedding, insert
 from fwk_models._common.recurrent import RecurrentRows
 
 if TYPE_CHECKING:
@@ -29,11 +29,15 @@ class Hybrid(Model):
     head: LMHead
 
     def forward(self, batch: ForwardBatch) -> Tensor:
-        rows, angles = RecurrentRows.of(batch, self.width), self.rotary.rows(batch.positions)
-        x, residual = self.embedding(batch.token_ids), None
+        rows, angles = RecurrentRows.of(batch, self.width), self.angles(batch)
+        x, residual = insert(self.embedding(batch.token_ids), batch), None
         for layer in self.layers:
             x, residual = layer(x, residual, rows, angles, batch)
         return self.norm.add(x, residual)[0]
+
+    def angles(self, batch: ForwardBatch) -> RotaryRows:
+        """Those of the batch's tokens, for all layers."""
+        return self.rotary.rows(batch.positions)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.head(hidden)

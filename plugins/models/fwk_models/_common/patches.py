@@ -74,6 +74,32 @@ def blocks_of(vision: Mapping[str, Any], name: str, depth: int) -> tuple[int, ..
     return tuple(cast("Sequence[int]", value))
 
 
+LEARNED_GRID_MERGER = ("norm", "linear_fc1", "linear_fc2")
+
+
+def with_learned_grid(vision: Mapping[str, Any], deep: tuple[int, ...] = ()) -> Eyes:
+    """Of Qwen3-VL and Qwen3.5, from ``vision_config``. Raises ``ModelLoadError``."""
+    positions = number(vision, "num_position_embeddings")
+    if round(positions**0.5) ** 2 != positions:
+        raise ModelLoadError("config.json: vision_config's 'num_position_embeddings' is no square")
+    return Eyes(
+        hidden=number(vision, "hidden_size"),
+        inner=number(vision, "intermediate_size"),
+        depth=number(vision, "depth"),
+        num_heads=number(vision, "num_heads"),
+        channels=number(vision, "in_channels"),
+        patch=number(vision, "patch_size"),
+        merge=number(vision, "spatial_merge_size"),
+        times=number(vision, "temporal_patch_size"),
+        out=number(vision, "out_hidden_size"),
+        act=str(vision["hidden_act"]),
+        mlp=("linear_fc1", "linear_fc2"),
+        has_patch_bias=True,
+        num_positions=positions,
+        deep=deep,
+    )
+
+
 class Run(NamedTuple):
     """Patches that see each other: ``size`` neighbours from ``start`` on, and as many again, ``groups`` times."""
 

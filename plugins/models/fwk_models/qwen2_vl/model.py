@@ -7,14 +7,14 @@ from typing import Any, cast
 
 from fwk.errors import ModelLoadError
 from fwk.interfaces.model import ModelContext
-from fwk_models._common.images import SeesPatches
+from fwk_models._common.images import SeeingDecoder
 from fwk_models._common.llama import LlamaDecoder
 from fwk_models._common.patches import Eyes, blocks_of, number
 
 OLD = "Qwen2VLForConditionalGeneration"
 
 
-class Qwen2VL(SeesPatches, LlamaDecoder):
+class Qwen2VL(SeeingDecoder, LlamaDecoder):
     """Token ids, and rows of images, to hidden states to logits."""
 
     sections = (16, 24, 24)

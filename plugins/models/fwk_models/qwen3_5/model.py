@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from fwk.interfaces.model import ModelContext
 from fwk.layers import ColumnParallelLinear, GatedMLP, Part
 from fwk_models._common.delta import DeltaNet
 from fwk_models._common.experts import gated_shared_experts
 from fwk_models._common.gated_hybrid import GatedHybrid
+from fwk_models._common.images import SeesPatches
+from fwk_models._common.patches import LEARNED_GRID_MERGER, Eyes, with_learned_grid
 from fwk_models._common.weights import StackedExperts
 
 if TYPE_CHECKING:
@@ -38,16 +41,9 @@ class SplitDeltaNet(DeltaNet):
 
 
 class Qwen35(GatedHybrid):
-    """Token ids to hidden states to logits. Of a model that also sees, the eyes are left out."""
+    """Token ids to hidden states to logits."""
 
     delta = SplitDeltaNet
-
-    def __init__(self, context: ModelContext) -> None:
-        has_eyes = context.weights.has("model.language_model.embed_tokens.weight")
-        super().__init__(context, "model.language_model" if has_eyes else "model")
-        for name in context.weights.names():
-            if name.startswith("model.visual."):
-                context.weights.skip(name)
 
     def mlp(self, context: ModelContext, prefix: str, index: int) -> Apply:
         if not context.config.num_experts:
@@ -57,3 +53,19 @@ class Qwen35(GatedHybrid):
             view = StackedExperts(context.weights, prefix, context.config.num_experts, gate_up, down)
             context = replace(context, weights=view)
         return gated_shared_experts(context, prefix, normalises=True)
+
+
+class SeeingQwen35(SeesPatches, Qwen35):
+    """The same, and rows of images."""
+
+    sections = (11, 11, 10)
+    is_striped = True
+    merger = LEARNED_GRID_MERGER
+
+    def __init__(self, context: ModelContext) -> None:
+        nested = context.weights.has("model.language_model.embed_tokens.weight")
+        super().__init__(context, "model.language_model" if nested else "model")
+        self.open_eyes(context, "model.visual")
+
+    def eyes(self, context: ModelContext) -> Eyes:
+        return with_learned_grid(cast("Mapping[str, Any]", context.config.raw["vision_config"]))

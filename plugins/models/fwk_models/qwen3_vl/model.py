@@ -9,9 +9,9 @@ from fwk.errors import ModelLoadError
 from fwk.interfaces.model import ModelContext
 from fwk.layers import GatedMLP
 from fwk_models._common.attention import NormedAttention
-from fwk_models._common.decoder import Decoder, DecoderLayer
-from fwk_models._common.images import SeesPatches
-from fwk_models._common.patches import Eyes, blocks_of, number
+from fwk_models._common.decoder import DecoderLayer
+from fwk_models._common.images import SeeingDecoder
+from fwk_models._common.patches import LEARNED_GRID_MERGER, Eyes, blocks_of, number, with_learned_grid
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from fwk.types import ForwardBatch
 
 
-class Qwen3VL(SeesPatches, Decoder):
+class Qwen3VL(SeeingDecoder):
     """Token ids, and rows of images, to hidden states to logits."""
 
     sections = (24, 20, 20)
     is_striped = True
-    merger = ("norm", "linear_fc1", "linear_fc2")
+    merger = LEARNED_GRID_MERGER
 
     def __init__(self, context: ModelContext) -> None:
         self.size = context.config.hidden_size
@@ -42,31 +42,12 @@ class Qwen3VL(SeesPatches, Decoder):
 
     def eyes(self, context: ModelContext) -> Eyes:
         vision = cast("Mapping[str, Any]", context.config.raw["vision_config"])
-        depth = number(vision, "depth")
-        deep = blocks_of(vision, "deepstack_visual_indexes", depth)
+        deep = blocks_of(vision, "deepstack_visual_indexes", number(vision, "depth"))
         if len(deep) >= context.config.num_layers:
             raise ModelLoadError(
                 "config.json: vision_config's 'deepstack_visual_indexes' are not fewer than the decoder's layers"
             )
-        positions = number(vision, "num_position_embeddings")
-        if round(positions**0.5) ** 2 != positions:
-            raise ModelLoadError("config.json: vision_config's 'num_position_embeddings' is no square")
-        return Eyes(
-            hidden=number(vision, "hidden_size"),
-            inner=number(vision, "intermediate_size"),
-            depth=depth,
-            num_heads=number(vision, "num_heads"),
-            channels=number(vision, "in_channels"),
-            patch=number(vision, "patch_size"),
-            merge=number(vision, "spatial_merge_size"),
-            times=number(vision, "temporal_patch_size"),
-            out=number(vision, "out_hidden_size"),
-            act=str(vision["hidden_act"]),
-            mlp=("linear_fc1", "linear_fc2"),
-            has_patch_bias=True,
-            num_positions=positions,
-            deep=deep,
-        )
+        return with_learned_grid(vision, deep)
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         inserted = batch.inserted

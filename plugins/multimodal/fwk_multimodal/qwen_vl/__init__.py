@@ -15,6 +15,8 @@ def multimodal_processors() -> list[MultimodalProcessorSpec]:
                 "Qwen2VLForConditionalGeneration",
                 "Qwen2_5_VLForConditionalGeneration",
                 "Qwen3VLForConditionalGeneration",
+                "Qwen3_5ForConditionalGeneration",
+                "Qwen3_5MoeForConditionalGeneration",
             ),
             kinds=frozenset({"image"}),
             needs=Needs(packages=("pillow>=11",)),
