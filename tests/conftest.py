@@ -22,10 +22,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from tests.helpers.discovered import discover_once
 from tests.helpers.durations import longest_first
 from tests.helpers.interpreted import patch_once_a_launch, same_rows
 from tests.helpers.selection import left_to_the_sweep, outside_of_parts
 from tests.helpers.tiny import tiny_folder, tiny_llm  # after the settings above: torch reads them
+from tests.helpers.zygote import fork_ranks
 
 __all__ = ["same_rows", "tiny_folder", "tiny_llm"]
 
@@ -48,6 +50,8 @@ SWEPT = {
 def pytest_configure(config: pytest.Config) -> None:
     sys.dont_write_bytecode = False  # else each process of each run compiles all tests anew
     settings.load_profile("gate" if "not sweep" in config.option.markexpr else "sweep")
+    discover_once()
+    fork_ranks()
     if os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None:
         patch_once_a_launch()
 

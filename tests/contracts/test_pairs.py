@@ -166,7 +166,7 @@ def test_the_core_contains_no_features_name() -> None:
     # Fields of requests and replies that plugins answer.
     places = ("engine/completion.py", "interfaces/dialect.py", "types/sampling.py")
     fields = {(place, name) for place in places for name in ("hidden_states", "prompt_logprobs")}
-    pattern = re.compile(rf"{other}\b({'|'.join(map(re.escape, sorted(names)))})\b", re.IGNORECASE)
+    pattern = re.compile(rf"\b{other}({'|'.join(map(re.escape, sorted(names)))})\b", re.IGNORECASE)
     found = [
         f"{path.relative_to(ROOT)}: {name}"
         for path in sorted((ROOT / "core/fwk").rglob("*.py"))

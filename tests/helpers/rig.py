@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import json
 import os
@@ -15,7 +14,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +22,7 @@ import psutil
 
 from tests.helpers.http import NO_TLS
 from tests.helpers.packages import write_metadata
-from tests.helpers.zygote import Zygote
+from tests.helpers.zygote import zygote
 
 PLUGINS = Path(__file__).parents[1] / "faults/plugin"
 START_SECONDS = 40.0
@@ -89,14 +87,6 @@ def until(condition: Callable[[], Any], seconds: float, what: str, pause: float 
         time.sleep(pause)
 
 
-@cache
-def zygote() -> Zygote:
-    """This process's, from the first server until its end."""
-    found = Zygote()
-    atexit.register(found.close)
-    return found
-
-
 class Server:
     """``fwk serve`` on a free loopback port. ``start`` returns once /health answers 200.
 
@@ -133,7 +123,7 @@ class Server:
         words = ["serve", str(model), "--served-model-name", "tiny", "--check-blocks", "true", *flags]
         with self._log.open("wb") as log:
             if forked:
-                self.process = zygote().start(words, environment, log.fileno())
+                self.process = zygote().start(["fwk", *words], environment, log.fileno())
             else:
                 command = [sys.executable, "-m", "fwk", *words]
                 self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=log, env=environment)

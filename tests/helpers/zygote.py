@@ -1,4 +1,4 @@
-"""Servers as forks of a process that has imported what they would: a start costs a third of the CPU.
+"""Servers and ranks as forks of a process that has imported what they would: a start costs a third of the CPU.
 
 A fork has the arguments, environment, folder, standard streams and parent that a process of its own would have, and
 imports what the zygote has not. Not the same are its command line in /proc, the memory it shares, and that its API
@@ -15,6 +15,7 @@ import importlib
 import json
 import os
 import pkgutil
+import runpy
 import socket
 import subprocess
 import sys
@@ -23,9 +24,12 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from importlib.metadata import entry_points
 from types import SimpleNamespace
 from typing import Any
+
+from fwk_executors.processes import rank
 
 PR_SET_CHILD_SUBREAPER = 36
 """Linux's number of the request to prctl, from its headers: orphans below become this process's children."""
@@ -62,7 +66,16 @@ MODULES = (
 )
 """What a server imports after its plugins' declarations, besides the dialects."""
 
-OF_ITS_OWN = ("PYTHONPATH", "TMPDIR", "TORCHINDUCTOR_CACHE_DIR", "PYTEST_CURRENT_TEST")
+OF_ITS_OWN = (
+    *(
+        "PYTHONPATH",
+        "PYTHONUNBUFFERED",
+        "TMPDIR",
+        "TORCHINDUCTOR_CACHE_DIR",
+        "GLOO_SOCKET_IFNAME",
+        "PYTEST_CURRENT_TEST",
+    ),
+)
 """Variables that nothing has read before a fork sees its own."""
 
 
@@ -77,7 +90,7 @@ class Forked(subprocess.Popen[bytes]):
 
 
 class Zygote:
-    """Forks ``fwk serve``; ``start`` takes what a process of its own would be given."""
+    """``start`` takes what a process of its own would be given."""
 
     def __init__(self) -> None:
         self._environment = dict(os.environ)
@@ -95,16 +108,40 @@ class Zygote:
         ours = self._environment
         return all(ours.get(name) == environment.get(name) for name in {*ours, *environment} - {*OF_ITS_OWN})
 
-    def start(self, words: Sequence[str], environment: Mapping[str, str], log: int) -> subprocess.Popen[bytes]:
-        """``fwk`` with these words, as a child of this process; ``log`` is its standard error."""
+    def start(
+        self, words: Sequence[str], environment: Mapping[str, str], log: int = 2, passed: Sequence[int] = ()
+    ) -> subprocess.Popen[bytes]:
+        """``python -P -m`` with these words, as a child of this process.
+
+        log: its standard error. passed: descriptors that it has, too; words that are their numbers say its own.
+        """
         asked = {"words": words, "environment": dict(environment), "folder": os.getcwd(), "parent": os.getpid()}
         with self._lock, adopting_orphans():
-            socket.send_fds(self._control, [json.dumps(asked).encode()], [1, log])
+            socket.send_fds(self._control, [json.dumps(asked | {"passed": passed}).encode()], [1, log, *passed])
             return Forked(int(self._control.recv(64) or exit_of(self._process)))
 
     def close(self) -> None:
         self._control.close()
         self._process.wait()
+
+
+@cache
+def zygote() -> Zygote:
+    """This process's, from the first that it forks until its end."""
+    found = Zygote()
+    atexit.register(found.close)
+    return found
+
+
+def fork_ranks() -> None:
+    """Have engines within this process start ranks so."""
+    rank.subprocess = SimpleNamespace(**vars(subprocess) | {"Popen": start_rank})  # type: ignore[assignment]
+
+
+def start_rank(command: Sequence[str], env: Mapping[str, str], pass_fds: Sequence[int], stdin: int) -> Any:
+    if not zygote().serves(env):
+        return subprocess.Popen(command, env=env, pass_fds=pass_fds, stdin=stdin)
+    return zygote().start(command[3:], env, passed=pass_fds)
 
 
 def exit_of(process: subprocess.Popen[bytes]) -> int:
@@ -131,43 +168,44 @@ def main(control: socket.socket) -> int:
     gc.collect()
     gc.freeze()
     while True:
-        asked, descriptors, _, _ = socket.recv_fds(control, 1 << 20, 2)
+        asked, descriptors, _, _ = socket.recv_fds(control, 1 << 20, 8)
         if not asked:
             return 0
         if os.fork() == 0:
             if os.fork():
                 os._exit(0)  # which leaves the other to the tests' process
-            return serve(json.loads(asked), descriptors, control)
+            become(json.loads(asked), descriptors, control)
+            return 0
         os.wait()
         for descriptor in descriptors:
             os.close(descriptor)
 
 
-def serve(asked: Mapping[str, Any], descriptors: Sequence[int], control: socket.socket) -> int:
-    """Become what was asked for."""
+def become(asked: Mapping[str, Any], descriptors: Sequence[int], control: socket.socket) -> None:
+    """What was asked for."""
     while os.getppid() != asked["parent"]:
         time.sleep(0.001)
-    for number, descriptor in enumerate(descriptors, 1):
+    for number, descriptor in enumerate(descriptors[:2], 1):
         os.dup2(descriptor, number)
         os.close(descriptor)
     control.send(str(os.getpid()).encode())
     control.close()
     os.chdir(asked["folder"])
     settle(asked["environment"])
-    sys.path[:0] = filter(None, asked["environment"].get("PYTHONPATH", "").split(os.pathsep))
-
-    import fwk.server.engine_process as module
-
-    setattr(module, "subprocess", SimpleNamespace(Popen=start_engine, PIPE=subprocess.PIPE))  # noqa: B010
-    from fwk.cli.main import main as run
-
-    return run(asked["words"])
+    sys.path[:0] = [folder for folder in asked["environment"].get("PYTHONPATH", "").split(os.pathsep) if folder]
+    ours = dict(zip(map(str, asked["passed"]), map(str, descriptors[2:]), strict=True))
+    words: list[str] = asked["words"][1:]
+    sys.argv[1:] = [ours.get(word, word) for word in words]
+    setattr(importlib.import_module("fwk.server.engine_process"), "subprocess", ENGINES)  # noqa: B010
+    runpy.run_module(asked["words"][0], run_name="__main__", alter_sys=True)
 
 
 def settle(environment: Mapping[str, str]) -> None:
     """What was read of another environment is read again."""
     os.environ.clear()
     os.environ.update(environment)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(write_through="PYTHONUNBUFFERED" in environment)  # type: ignore[union-attr]
     tempfile.tempdir = None
     importlib.invalidate_caches()
 
@@ -186,9 +224,11 @@ def start_engine(command: Sequence[str], env: Mapping[str, str], **settings: Any
             with contextlib.suppress(OSError):
                 os.close(number)
     settle(env)
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(write_through=True)  # type: ignore[union-attr]
     os._exit(ended(importlib.import_module(ENGINE).main))
+
+
+ENGINES = SimpleNamespace(Popen=start_engine, PIPE=subprocess.PIPE)
+"""What the module that starts engines has of ``subprocess``."""
 
 
 def ended(run: Callable[[], int]) -> int:
