@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from fwk.config import ServerOptions
 from fwk.errors import ConfigError, InvalidRequest, NotServed
-from fwk.server.media_reader import MAX_FETCHES, MediaReader
 from fwk_http.clients import BadReply
 from fwk_http.fetch import Hosts, Refused, fetch
+from fwk_multimodal.media import MediaOptions
+from fwk_multimodal.media.reader import MAX_FETCHES, MediaReader
 
 OK = b"HTTP/1.1 200 OK\r\n"
 
@@ -185,12 +185,12 @@ def test_the_connection_goes_to_what_was_looked_up(server: Answers, monkeypatch:
 @pytest.mark.parametrize("entry", ["", "*", "a*b.org", "https://example.org", "example.org/a", "u@example.org", "x:y"])
 def test_wrong_hosts_are_named(entry: str) -> None:
     with pytest.raises(ConfigError, match=r"--allowed-media-hosts: .* is no host: say example\.org"):
-        MediaReader(ServerOptions(allowed_media_hosts=(entry,)))
+        MediaReader(MediaOptions(allowed_media_hosts=(entry,)))
 
 
 def test_the_reader_fetches_and_says_whose_fault_it_is(server: Answers) -> None:
     server.paths = {"/a.png": [OK + b"\r\nabc"], "/large": [OK + b"\r\n" + b"x" * 100]}
-    reader = MediaReader(ServerOptions(allowed_media_hosts=(server.host,), max_media_bytes=50))
+    reader = MediaReader(MediaOptions(allowed_media_hosts=(server.host,), max_media_bytes=50))
     assert reader.read(f"http://{server.host}/a.png", "it") == b"abc"
     for path, message in (
         ("/large", "it is not fetched: it sent more than 50 bytes"),
@@ -204,4 +204,4 @@ def test_the_reader_fetches_and_says_whose_fault_it_is(server: Answers) -> None:
     with pytest.raises(NotServed, match="as many as may be at once"):
         reader.read(f"http://{server.host}/a.png", "it")
     with pytest.raises(InvalidRequest, match="it is no data: URL: this server fetches nothing"):
-        MediaReader(ServerOptions()).read(f"http://{server.host}/a.png", "it")
+        MediaReader(MediaOptions()).read(f"http://{server.host}/a.png", "it")

@@ -13,17 +13,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from fwk.config import ModelOptions, ServerOptions
 from fwk.errors import ConfigError, InvalidRequest, NotServed, PluginError
 from fwk.features.wire import packed
 from fwk.interfaces.feature import EnginePartContext, LoadedModel, WorkerPartContext
-from fwk.plugins import discover
-from fwk.server.media_reader import MediaReader
-from fwk.text.media import PayloadFolder, media_limits, processor_item
-from fwk.types import Batch, Media, ModelConfig, NewSequence, Request, SamplingParams, ScheduledSequence
+from fwk.interfaces.multimodal import Media
+from fwk.plugins import PluginFactory, discover
+from fwk.types import Batch, ModelConfig, NewSequence, Request, SamplingParams, ScheduledSequence
 from fwk_kit.testing.serving import TINY
 from fwk_multimodal.media import MediaOptions, PromptMedia, features
 from fwk_multimodal.media.engine import MediaPrompts, cache_ids
+from fwk_multimodal.media.placing import PayloadFolder, media_limits, processor_item
+from fwk_multimodal.media.reader import MediaReader
 from fwk_multimodal.media.worker import EncoderCache, MediaRows
 
 
@@ -190,15 +190,15 @@ def test_limits_by_kind() -> None:
     kinds = frozenset({"image"})
 
     def limits(text: str) -> dict[str, int]:
-        return media_limits(ModelOptions(limit_mm_per_prompt=text), kinds)
+        return media_limits(MediaOptions(limit_mm_per_prompt=text), kinds)
 
     assert limits("{}") == {"image": 16}
     assert limits("image=4") == limits('{"image": 4, "video": 1}') == limits("video=1,image=4") == {"image": 4}
-    assert media_limits(ModelOptions(), frozenset()) == {}
+    assert media_limits(MediaOptions(), frozenset()) == {}
 
 
 def test_a_model_without_a_processor_is_refused_before_it_serves() -> None:
-    plugins, kinds = discover(), frozenset({"image"})
+    plugins, kinds = PluginFactory(discover(), {}), frozenset({"image"})
     config = ModelConfig.from_dict({**TINY, "architectures": ["Idefics3ForConditionalGeneration"]}, "")
     item = processor_item(plugins, config, kinds, "tiny")
     assert item is not None
@@ -219,12 +219,12 @@ def test_a_missing_package_is_named() -> None:
         match=r"idefics3 needs the package no-such-package>=1: pip install .* or serve text alone with "
         r"--enable-multimodal false",
     ):
-        processor_item(plugins, config, frozenset({"image"}), "tiny")
+        processor_item(PluginFactory(plugins, {}), config, frozenset({"image"}), "tiny")
 
 
 def test_the_folder_for_files_must_be_there() -> None:
     with pytest.raises(ConfigError, match="--allowed-local-media-path /no/such is no folder"):
-        MediaReader(ServerOptions(allowed_local_media_path="/no/such"))
+        MediaReader(MediaOptions(allowed_local_media_path="/no/such"))
 
 
 @pytest.mark.parametrize(
@@ -242,11 +242,11 @@ def test_the_folder_for_files_must_be_there() -> None:
     ],
 )
 def test_data_urls(url: str, wanted: bytes) -> None:
-    assert MediaReader(ServerOptions()).read(url, "it") == wanted
+    assert MediaReader(MediaOptions()).read(url, "it") == wanted
 
 
 def test_long_urls_are_refused_before_they_are_decoded() -> None:
-    reader = MediaReader(ServerOptions(max_media_bytes=10))
+    reader = MediaReader(MediaOptions(max_media_bytes=10))
     for url in ("data:," + "a" * 11, "data:," + "a" * 41, "data:;base64," + "YWJj" * 4):
         with pytest.raises(InvalidRequest, match=r"it has more than 10 bytes \(--max-media-bytes\)"):
             reader.read(url, "it")

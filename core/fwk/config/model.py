@@ -98,28 +98,6 @@ class ModelOptions(Options):
         "and the end of a prompt cut off only where it leaves no room for one token.",
         turns={"allow-auto-truncate": "answer"},
     )
-    enable_multimodal: bool = option(
-        True,
-        "Take images and the like where the model does; false: text alone, and what encodes them is not loaded.",
-        stability="beta",
-    )
-    mm_processor_kwargs: str = option(
-        "{}",
-        "JSON object of preprocessor_config.json's fields to replace, by which media become what the model encodes.",
-        stability="beta",
-    )
-    limit_mm_per_prompt: str = option(
-        "{}",
-        "How many media of a kind a prompt may have, as image=4 or a JSON object; 0: none (default: 16 of each).",
-        stability="beta",
-    )
-    max_image_pixels: int = option(
-        2**25,
-        "Width times height of the largest image that is decoded; larger ones are refused (400).",
-        stability="beta",
-        ge=1,
-        le=2**30,
-    )
     json_model_override_args: str = option(
         "{}", "JSON object of config.json fields to replace.", aliases=["hf-overrides"]
     )
@@ -145,7 +123,7 @@ class ModelOptions(Options):
             raise ValueError(f"{name!r} is neither a file nor one of auto, {', '.join(INFILL_FORMATS)}{hint}")
         return name
 
-    @field_validator("mm_processor_kwargs", "json_model_override_args", "preferred_sampling_params")
+    @field_validator("json_model_override_args", "preferred_sampling_params")
     @classmethod
     def _is_object(cls, text: str) -> str:
         try:

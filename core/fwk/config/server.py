@@ -161,30 +161,6 @@ class ServerOptions(Options):
     )
     max_body_bytes: int = option(8 * 2**20, "Largest request body, in bytes.", ge=1024, le=2**31)
 
-    allowed_local_media_path: str = option(
-        "",
-        "Folder of images and the like that requests may name as file:///...; files elsewhere, also by symbolic links, "
-        "are refused (default: all are).",
-        stability="beta",
-    )
-    allowed_media_hosts: tuple[str, ...] = option(
-        (),
-        "Hosts from which images and the like are fetched by their http: or https: URLs: example.org, *.example.org, "
-        "10.0.0.7:8080. Names must lead to public addresses (default: nothing is fetched).",
-        stability="beta",
-    )
-    max_media_bytes: int = option(
-        16 * 2**20, "Bytes of the largest image or the like that a request may bring.", stability="beta", ge=1, le=2**31
-    )
-    mm_payload_bytes: int = option(
-        2**31,
-        "Bytes of temporary files with decoded images of requests that wait or run; beyond, requests with more of them "
-        "are refused with 503.",
-        stability="beta",
-        ge=1,
-        le=2**50,
-    )
-
     @field_validator("allowed_origins")
     @classmethod
     def _are_origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:

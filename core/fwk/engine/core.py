@@ -16,10 +16,10 @@ from fwk.engine.plan import Limits, PlannedStep
 from fwk.engine.scheduler import Scheduler
 from fwk.engine.switching import EngineSwitch
 from fwk.engine.transfer import WorkerTransfer
-from fwk.errors import ConfigError, InvalidRequest, ModelLoadError
+from fwk.errors import InvalidRequest, ModelLoadError
 from fwk.features.declared import moved_by
 from fwk.features.engine import build_engine_features
-from fwk.interfaces.executor import Executor, ExecutorContext, ExecutorSpec, Worker, WorkerInfo
+from fwk.interfaces.executor import Executor, ExecutorContext, Worker, WorkerInfo
 from fwk.interfaces.parallel import ParallelGroup
 from fwk.interfaces.prefix_cache import CacheContext, PrefixCache
 from fwk.interfaces.schedule import ScheduleContext, SchedulePolicy
@@ -170,7 +170,6 @@ def build_engine(config: Config, plugins: PluginSet, setup: ModelSetup, engine_i
 
     choose_tiers(plugins, setup.resolution.item("cache"), options.cache_tiers, setup.facts)  # before weights load
     check_strict(config.plugins.strict, setup.reasons)
-    _check_media(setup)
     executor: Executor = setup.factory.build(
         "executors",
         ExecutorContext,
@@ -189,18 +188,6 @@ def build_engine(config: Config, plugins: PluginSet, setup: ModelSetup, engine_i
     except BaseException:
         executor.close()
         raise
-
-
-def _check_media(setup: ModelSetup) -> None:
-    """Raise ``ConfigError`` where workers could not read what is made of media."""
-    item, opened = setup.factory.item("executors"), setup.opened
-    assert isinstance(item.declaration, ExecutorSpec)
-    if opened.served.media and not item.declaration.is_local(setup.factory.options(item)):
-        kinds = " and ".join(sorted(opened.served.media))
-        raise ConfigError(
-            f"{opened.name} takes {kinds}, which workers read from files, and executor '{item.name}' has workers on "
-            "other machines: serve it on one, or text alone with --enable-multimodal false"
-        )
 
 
 def _check_same_weights(setup: ModelSetup, executor: Executor) -> None:

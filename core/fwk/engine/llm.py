@@ -7,7 +7,6 @@ import inspect
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, cast, overload
 
 from fwk.config import Config, ServerOptions
@@ -16,10 +15,10 @@ from fwk.engine.core import Engine, build_engine
 from fwk.engine.progress import offline_bar
 from fwk.errors import ConfigError, InvalidRequest, RequestFailed
 from fwk.features.declared import refuse_without_server
+from fwk.features.jobs import OwnJobs, build_job_part
 from fwk.features.server import at_once, build_server_features, check_fields, method_owner, own_fields, run
-from fwk.interfaces.dialect import AnyInput, GenerateInput, Input, PlacedInput, check_task
-from fwk.interfaces.feature import ServerPartContext
-from fwk.interfaces.multimodal import MediaItem
+from fwk.interfaces.dialect import FEATURE_FIELDS, AnyInput, GenerateInput, Input, check_task
+from fwk.interfaces.feature import JobPartContext, ServerPartContext
 from fwk.plugins import PluginSet, discover
 from fwk.plugins.families import FAMILIES
 from fwk.plugins.options import build_config, called, normal, option_owners
@@ -29,16 +28,6 @@ from fwk.setup.resolve import resolve
 from fwk.setup.sampling_defaults import sampling_defaults
 from fwk.text import model_text, prepare_input
 from fwk.text.grammars import Grammars
-from fwk.text.media import (
-    MediaPlacer,
-    PayloadFolder,
-    check_media,
-    media_limits,
-    media_of,
-    named,
-    processor_item,
-    without_media,
-)
 from fwk.types import Request, SamplingParams, Task, TokenEvent, cache_namespace
 from fwk.types.beam_search import Beam, BeamSearch, EarlyStopping
 
@@ -103,15 +92,24 @@ class LLM:
             task=opened.task,
             prompts=opened.served.prompts,
             compute=self.compute,
+            config=opened.config,
+            inputs=opened.served.inputs,
         )
-        self._parts = build_server_features(setup.factory, context, self._ask_feature)
+        job = functools.partial(
+            JobPartContext,
+            model_name=opened.name,
+            config=opened.config,
+            checkpoint=opened.checkpoint,
+            text=self.text,
+            inputs=opened.served.inputs,
+        )
+        self._parts = build_server_features(
+            setup.factory,
+            context,
+            self._ask_feature,
+            jobs=lambda name: OwnJobs(lambda: build_job_part(setup.factory, name, job)),
+        )
         at_once(self._parts.ready())
-        self._media_limits = media_limits(config.model, opened.served.media)
-        self._payloads = PayloadFolder()
-        item = processor_item(plugins, opened.config, opened.served.media, opened.name)
-        if item is not None:
-            options = setup.factory, item, opened.config, opened.checkpoint, self.text, config.model
-            self._placer: Callable[[], MediaPlacer] = functools.cache(lambda: MediaPlacer(*options))
 
     def __repr__(self) -> str:
         info, chosen = self.engine.info, self._chosen
@@ -133,7 +131,6 @@ class LLM:
         """Stop the workers."""
         self._parts.close()
         self.engine.close()
-        self._payloads.close()
 
     def update_weights(self, model: str, load_format: str | None = None) -> None:
         """Serve the weights of another checkpoint of the same architecture: a folder, a file or what a source knows.
@@ -154,17 +151,16 @@ class LLM:
         n: int = 1,
         *,
         use_tqdm: bool | None = None,
-        media: Sequence[Sequence[MediaItem]] = (),
         **fields: Any,
     ) -> list[Completion]:
         """Complete prompts (text or token ids), all at once; ``n`` completions each, in the prompts' order.
 
         ``use_tqdm``: show a progress bar; by default for several prompts on a terminal or in a notebook.
-        ``media``: the images and the like of each prompt, in the order of the marks that stand for them.
-        ``fields``: those of features.
+        ``fields``: those of features, such as ``media``: a list for each prompt of its images and the like, in the
+        order of the marks that stand for them.
         Raises ``InvalidRequest`` before anything runs when a prompt or its sampling is wrong.
         """
-        items = self.inputs(prompts, sampling, n, media, **fields)
+        items = self.inputs(prompts, sampling, n, **fields)
         with offline_bar("prompts", len(items), use_tqdm) as progress:
             return [done for group in self._run(items, progress, True) for done in group]
 
@@ -283,9 +279,11 @@ class LLM:
         is_one = not messages or isinstance(messages[0], Mapping)
         fields = own_fields(template)
         conversations: list[Conversation] = [messages] if is_one else list(messages)
-        ids: list[Prompt] = [self.text.chat_ids(without_media(one), **template) for one in conversations]
-        media = [media_of(one) for one in conversations]
-        found = self.generate(ids, sampling, media=media if any(media) else (), **fields)
+        told = [self._parts.conversation(one) for one in conversations]
+        ids: list[Prompt] = [self.text.chat_ids(one, **template) for one, _ in told]
+        for name in {name for _, own in told for name in own}:
+            fields[name] = [own.get(name, FEATURE_FIELDS[name][1]) for _, own in told]
+        found = self.generate(ids, sampling, **fields)
         return found[0] if is_one else found
 
     def compute(self, items: Sequence[AnyInput], use_tqdm: bool | None = None) -> list[Completion]:
@@ -337,7 +335,6 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling: SamplingParams | Sequence[SamplingParams] | None,
         n: int,
-        media: Sequence[Sequence[MediaItem]] = (),
         **fields: Any,
     ) -> list[GenerateInput]:
         """Prompts as checked inputs for ``submit``. Raises ``InvalidRequest``."""
@@ -349,18 +346,12 @@ class LLM:
         spread = [_spread(name, given, len(many)) for name, given in fields.items()]
         check_task(self.config.model.model, self._task, "generate")
         inputs: list[GenerateInput] = []
-        if media and len(media) != len(many):
-            raise InvalidRequest(f"{len(many)} prompts, but media of {len(media)}", "media")
-        for i, (prompt, params, own) in enumerate(zip(many, settings, media or [()] * len(many), strict=True)):
+        for i, (prompt, params) in enumerate(zip(many, settings, strict=True)):
             assert isinstance(params, SamplingParams)
             ids = self.text.encode(prompt) if isinstance(prompt, str) else list(prompt)
             item = GenerateInput(ids, params, n, **dict(zip(fields, (values[i] for values in spread), strict=True)))
             self._parts.check(item)  # before anything runs
-            if own:
-                placed = self._place(ids, own)
-                media_fields = {"media": placed.media, "payload": placed.payload}
-                item = replace(item, prompt_token_ids=placed.token_ids, **media_fields)
-            inputs.append(self._checked(item))
+            inputs.append(self._checked(self._parts.complete(item)))
             self._grammars.check(params.grammar)
         return inputs
 
@@ -370,14 +361,6 @@ class LLM:
         item = prepare_input(item, self.text, **lengths, limits=self.text.limits)
         self._parts.check(item)
         return item
-
-    def _place(self, token_ids: list[int], items: Sequence[MediaItem]) -> PlacedInput:
-        """Put media into a prompt, in this process: ``fwk serve`` does it in one that can be killed."""
-        items = named(items)
-        check_media(items, self._media_limits)
-        payload = self._payloads.new()
-        placed = self._placer().place(token_ids, items, payload.path)
-        return PlacedInput(placed.token_ids, placed.media, payload)
 
     def submit(self, item: AnyInput) -> dict[Key, Following]:
         """Queue a checked input: its sequences. Events of ``engine.step`` are to be handed to them."""
@@ -443,7 +426,10 @@ def _refuse_server_options(given: Mapping[str, Any], plugins: PluginSet) -> None
     used: set[str] = set()
     for owner in option_owners(plugins):
         is_served = owner.item is not None and FAMILIES[owner.item.family].serves
-        (served if is_served else used).update(owner.model.model_fields if owner.item is not None else ())
+        own = set(owner.model.model_fields if owner.item is not None else ())
+        apart = own.intersection(getattr(owner.item and owner.item.declaration, "server_options", ()))
+        (served if is_served else used).update(own - apart)
+        served |= apart
     for name in given:
         ours = flags[normal(name)].partition(" ")[0]
         if normal(ours) in served - used:

@@ -9,6 +9,7 @@ from fwk.config import Config
 from fwk.errors import ConfigError
 from fwk.interfaces.feature import FeatureRun, FeatureSpec, PromptModel, PromptsServed
 from fwk.interfaces.loader import Checkpoint
+from fwk.interfaces.model import ModelSpec
 from fwk.plugins import PluginFactory, PluginSet, Registered, choose, taking_part
 from fwk.plugins.options import flag
 from fwk.plugins.pools import refuse_pools, turned_on_by
@@ -26,6 +27,12 @@ def declared(factory: PluginFactory) -> Iterator[tuple[Registered, FeatureSpec, 
 def moved_by(factory: PluginFactory) -> str:
     """Why K/V leave an engine or come from elsewhere (``FeatureSpec.moves_blocks``); empty: they do not."""
     return next((spec.moves_blocks for _, spec, _ in declared(factory) if spec.moves_blocks), "")
+
+
+def inputs_of(factory: PluginFactory, model: ModelSpec) -> frozenset[str]:
+    """Of the kinds of input besides text that a model takes, those that features bring."""
+    found = [spec.takes(model.media, options) for _, spec, options in declared(factory)] if model.media else []
+    return frozenset[str]().union(*found)
 
 
 def made_for(factory: PluginFactory, checkpoint: Checkpoint) -> str:

@@ -13,7 +13,7 @@ from fwk.errors import InvalidRequest, NotServed
 from fwk.features.declared import declared
 from fwk.features.wire import Reader, packed
 from fwk.interfaces.dialect import FEATURE_FIELDS, EmbedInput, GenerateInput, OutputDelta
-from fwk.interfaces.feature import FeatureSpec, RequestPart, ServerPart, ServerPartContext
+from fwk.interfaces.feature import FeatureSpec, Jobs, RequestPart, ServerPart, ServerPartContext
 from fwk.interfaces.lifecycle import PluginLifecycle
 from fwk.plugins import PluginFactory, PluginSet, Registered
 from fwk.plugins.options import flag
@@ -76,6 +76,20 @@ class ServerFeatures:
                     raise InvalidRequest(f"{name} {why}", name)
         for part in self._checking:
             part.check(item)
+
+    def conversation(self, messages: Sequence[Mapping[str, Any]]) -> tuple[Sequence[Mapping[str, Any]], dict[str, Any]]:
+        """Messages as chat templates read them, and the fields that parts have taken out of them."""
+        fields: dict[str, Any] = {}
+        for one in self._built:
+            messages, own = one.part.conversation(messages)
+            fields |= own
+        return messages, fields
+
+    def complete(self, item: GenerateInput) -> GenerateInput:
+        """An input of ``fwk.LLM``, before its length is checked."""
+        for one in self._built:
+            item = one.part.complete(item)
+        return item
 
     def require(self, feature: str, what: str) -> None:
         """Raise ``InvalidRequest`` with what to do about it unless a feature is on. what: needs it."""
@@ -208,11 +222,12 @@ def build_server_features(
     context: Callable[..., ServerPartContext],
     ask: Callable[..., Any],
     lifecycle: Callable[[str], PluginLifecycle] = PluginLifecycle,
+    jobs: Callable[[str], Jobs] = lambda name: Jobs(),
 ) -> ServerFeatures:
     """The parts of all features that are on.
 
-    context: lacks name, ask, options, lifecycle and plugins. ask: takes the feature's name first. lifecycle: for a
-    plugin.
+    context: lacks name, ask, options, lifecycle, plugins and jobs. ask: takes the feature's name first. lifecycle: for
+    a plugin. jobs: for a feature.
     """
     built: list[_Built] = []
     events: dict[str, Any] = {}
@@ -220,7 +235,14 @@ def build_server_features(
         events[item.name] = spec.wire.event
         if spec.server:
             life = lifecycle(item.source)
-            own = context(name=item.name, ask=partial(ask, item.name), options=options, lifecycle=life, plugins=factory)
+            own = context(
+                name=item.name,
+                ask=partial(ask, item.name),
+                options=options,
+                lifecycle=life,
+                plugins=factory,
+                jobs=jobs(item.name),
+            )
             part = factory.build_or_leave_out(item, own, spec.server)
             if part is None:
                 del events[item.name]

@@ -189,7 +189,7 @@ class PartPlugins:
         self._factory = factory
         self._chosen = chosen
         self._reasons = reasons
-        self.build, self.build_all = factory.build, factory.build_all
+        self.build, self.build_all, self.items = factory.build, factory.build_all, factory.items
 
     def choose(self, family: str, name: str, context: Callable[..., object], **fields: Any) -> Any:
         assert self._factory.resolution is not None

@@ -47,6 +47,7 @@ NAMES: Mapping[str, Mapping[str, str]] = {
     "fwk.native.thread_pool": {"Team": "fwk.native.thread_pool.ThreadPool"},
     "fwk.types": {
         "AdapterInfo": "fwk.interfaces.lora.AdapterInfo",
+        "Media": "fwk.interfaces.multimodal.Media",
         "PoolingConfig": "fwk.interfaces.pooling.PoolingConfig",
     },
     "fwk.types.request": {"AdapterInfo": "fwk.interfaces.lora.AdapterInfo"},

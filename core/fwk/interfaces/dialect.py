@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from fwk.errors import FwkError, InvalidRequest, RequestFailed
 from fwk.interfaces.declaration import Declaration
 from fwk.interfaces.lifecycle import PluginLifecycle
-from fwk.interfaces.multimodal import MediaItem
+from fwk.interfaces.multimodal import Media, MediaItem
 from fwk.interfaces.parser import StreamParser, ToolParser
 from fwk.interfaces.served_weights import ServedWeights
-from fwk.types import Features, FinishReason, Media, SamplingParams, Service, Task, TokenLogprobs
+from fwk.types import Features, FinishReason, SamplingParams, Service, Task, TokenLogprobs
 from fwk.types.sampling import NOTHING_FOLLOWS
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class GenerateInput:
     operation: str = "text_completion"
     trace: Mapping[str, str] = field(default_factory=dict[str, str])
     extras: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    media: Sequence[Media] = ()
+    media: Sequence[Any] = field(default=(), metadata={"feature": "media"})
     payload: Any = None
 
 
@@ -272,6 +272,18 @@ class AdapterCard:
     name: str
     source: str
     created: int
+
+
+class MediaReading(ABC):
+    """Reads and places media: a service (``Frontend.service``) of the server part that does."""
+
+    @abstractmethod
+    def read(self, kind: str, url: str, name: str) -> MediaItem:
+        """``Frontend.read_media``."""
+
+    @abstractmethod
+    def place(self, token_ids: list[int], items: Sequence[MediaItem]) -> PlacedInput:
+        """``Frontend.place_media``."""
 
 
 class VectorMaker(ABC):
@@ -495,14 +507,20 @@ class Frontend(ABC):
 
         kind: one of ``card.media``. name: what errors call it, its place in the request. Raises ``InvalidRequest``.
         """
-        raise InvalidRequest(f"{name}: this server's model reads text only, not {kind}", name)
+        reading = self.service(MediaReading)
+        if reading is None or kind not in self.card.media:
+            raise InvalidRequest(f"{name}: this server's model reads text only, not {kind}", name)
+        return reading.read(kind, url, name)
 
     def place_media(self, token_ids: list[int], items: Sequence[MediaItem]) -> PlacedInput:
         """Decode media and put their tokens where the chat template left marks. Call it off the event loop.
 
         Raises ``InvalidRequest`` that names the item, or ``NotServed`` when too many wait for it.
         """
-        raise InvalidRequest("this server's model reads text only", "messages")
+        reading = self.service(MediaReading)
+        if reading is None or not self.card.media:
+            raise InvalidRequest("this server's model reads text only", "messages")
+        return reading.place(token_ids, items)
 
     @property
     def peers(self) -> Sequence[Frontend]:

@@ -37,7 +37,7 @@ Ask = Callable[..., Awaitable[Any]]
 class Plugins(Protocol):
     """Builds plugins of other families for a feature's part, as core does for itself."""
 
-    def build(self, plugin: str, context: Callable[..., object], **fields: Any) -> Any:
+    def build(self, plugin: Any, context: Callable[..., object], **fields: Any) -> Any:
         """The object of the plugin that the run has chosen from family ``plugin``, of ``context(**fields, options=)``.
 
         Raises ``PluginLoadError``, or the plugin's own ``FwkError``.
@@ -46,6 +46,13 @@ class Plugins(Protocol):
 
     def build_all(self, family: str, context: Callable[..., object], **fields: Any) -> Iterator[tuple[Any, Any]]:
         """Each plugin of a family of which all take part, best rank first: its declaration, and its object."""
+        ...
+
+    def items(self, family: str) -> Sequence[Any]:
+        """What is installed of a family, best rank first: ``name``, ``version``, ``label`` and ``declaration`` each.
+
+        ``build`` takes one in place of the family. In the server and its jobs.
+        """
         ...
 
     def choose(self, family: str, name: str, context: Callable[..., object], **fields: Any) -> Any:
@@ -113,6 +120,7 @@ class FeatureRun:
 
     - ``config``: all options of the run.
     - ``prompts``: of a model that does not generate.
+    - ``is_local``: whether all workers are on this machine.
     """
 
     config: Config
@@ -125,6 +133,7 @@ class FeatureRun:
     features: frozenset[str] = frozenset()
     one_server: Mapping[str, str] = field(default_factory=dict[str, str])
     prompts: PromptsServed | None = None
+    is_local: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,8 +143,9 @@ class FeatureSpec(Declaration):
     A run that one with ``enabled_by`` refuses does not start; one without is left out of a run that it refuses.
 
     server, engine, worker: ``"package.module:Class"`` of a ``ServerPart``, an ``EnginePart``, a ``WorkerPart``, each
-    imported only where it runs. One with a server part alone is a filter of requests, one with a worker part alone a
-    probe. ``load`` is the first of them unless it is given.
+        imported only where it runs. One with a server part alone is a filter of requests, one with a worker part alone
+        a probe. ``load`` is the first of them unless it is given. job: of a ``JobPart``, for what the server part has
+        done in a process of its own.
     wire: what they send one another.
     params: pydantic model of the request fields that the server part reads, in ``GenerateInput.sampling.extra``.
     methods: operations of the server part that ``fwk.LLM`` and ``fwk.AsyncLLM`` have as methods of these names.
@@ -150,6 +160,7 @@ class FeatureSpec(Declaration):
     changes_kv: False: tokens have the same K/V with it and without, so that its options are no part of what tells K/V
         apart, between runs and between servers.
     uses: families of which its worker parts build a plugin, each with the option of its own that names it.
+    server_options: those of its options that ``fwk.LLM`` refuses: a server alone reads them.
     """
 
     family: ClassVar[str] = "features"
@@ -158,6 +169,7 @@ class FeatureSpec(Declaration):
     server: str = ""
     engine: str = ""
     worker: str = ""
+    job: str = ""
     wire: Wire = Wire()
     params: type[BaseModel] | None = None
     methods: tuple[str, ...] = ()
@@ -168,9 +180,10 @@ class FeatureSpec(Declaration):
     moves_blocks: str = ""
     changes_kv: bool = True
     uses: tuple[tuple[str, str], ...] = ()
+    server_options: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        places = [place for place in (self.server, self.engine, self.worker) if place]
+        places = [place for place in (self.server, self.engine, self.worker, self.job) if place]
         for place in places:
             if ":" not in place:
                 raise ValueError(f"FeatureSpec {self.name!r}: a part must be 'module:attribute', not {place!r}")
@@ -187,6 +200,10 @@ class FeatureSpec(Declaration):
         if why is None and self.worker and "pool" not in self.runners and facts.task not in ("", "generate"):
             why = f"has a part in steps of models that generate, and this one is served to {facts.task}"
         return why
+
+    def takes(self, kinds: frozenset[str], options: Any) -> frozenset[str]:
+        """Of the kinds of input besides text that a model takes, those that the feature brings."""
+        return frozenset()
 
     def made_for(self, checkpoint: Checkpoint) -> str:
         """The task that a checkpoint says it was made for, as far as the feature serves it; empty: it does not say."""
@@ -211,6 +228,51 @@ class FeatureSpec(Declaration):
 
 
 @dataclass(frozen=True, slots=True)
+class JobPartContext:
+    """What a part for jobs is built with.
+
+    model_name, config, checkpoint, text: of the served model. inputs: kinds besides text that its prompts may have.
+    """
+
+    name: str
+    model_name: str
+    config: ModelConfig
+    checkpoint: Checkpoint
+    text: TextTools
+    inputs: frozenset[str]
+    plugins: Plugins
+    options: Any = None
+
+
+class JobPart:
+    """Does what may turn out endless or huge, in a process that forks for each job and can be killed.
+
+    Built there once, with the first job; in ``fwk.LLM`` in the caller's process.
+    """
+
+    def __init__(self, context: JobPartContext) -> None:
+        """May take long."""
+
+    def run(self, body: bytes) -> bytes:
+        """A job. Raises ``InvalidRequest`` to refuse it."""
+        raise NotImplementedError
+
+
+class Jobs:
+    """Runs jobs of a feature's ``JobPart``."""
+
+    def run(self, body: bytes, what: str, *, cpu_seconds: float, max_bytes: int) -> bytes:
+        """Wait for one; call it off the event loop. what: it does, in words for errors.
+
+        Raises ``InvalidRequest`` where it refuses, or takes more, ``NotServed`` and ``RequestFailed``.
+        """
+        raise NotImplementedError
+
+    def warm_up(self) -> None:
+        """Have the part built, without waiting for it."""
+
+
+@dataclass(frozen=True, slots=True)
 class ServerPartContext:
     """What a server part is built with, before the engines serve.
 
@@ -229,6 +291,9 @@ class ServerPartContext:
     - ``task``: what the model is served for.
     - ``prompts``: of one that does not generate.
     - ``compute``: in ``fwk.LLM``, ``compute(items, use_tqdm)`` checks and runs ``EmbedInput``: each a ``Completion``.
+    - ``config``: the model's.
+    - ``inputs``: kinds besides text that its prompts may have.
+    - ``jobs``: runs the feature's ``JobPart``.
     """
 
     name: str
@@ -243,6 +308,9 @@ class ServerPartContext:
     task: str = "generate"
     prompts: PromptsServed | None = None
     compute: Callable[..., Sequence[Any]] | None = None
+    config: ModelConfig | None = None
+    inputs: frozenset[str] = frozenset()
+    jobs: Jobs = field(default_factory=Jobs)
 
 
 class RequestPart:
@@ -307,6 +375,14 @@ class ServerPart:
         Those that wait are coroutine functions.
         """
         return {}
+
+    def conversation(self, messages: Sequence[Mapping[str, Any]]) -> tuple[Sequence[Mapping[str, Any]], dict[str, Any]]:
+        """In ``fwk.LLM``: messages as chat templates read them, and the ``FEATURE_FIELDS`` that were taken out."""
+        return messages, {}
+
+    def complete(self, item: GenerateInput) -> GenerateInput:
+        """In ``fwk.LLM``: an input before its length is checked, with its prompt changed. Raises ``InvalidRequest``."""
+        return item
 
     def check(self, item: GenerateInput | EmbedInput) -> None:
         """A dialect has made an input, which may be one of several: raise ``InvalidRequest`` if it can only be wrong.
@@ -659,6 +735,7 @@ class WorkerPartContext:
     - ``num_layers``: of the model, all kinds counted.
     - ``prompts``: of a model that does not generate.
     - ``encode``: text to token ids, without special tokens.
+    - ``inputs``: kinds besides text that prompts may have.
     """
 
     name: str
@@ -679,6 +756,7 @@ class WorkerPartContext:
     grammar: Callable[[int], Grammar | None] = lambda slot: None
     prompts: PromptsServed | None = None
     encode: Callable[[str], list[int]] = lambda text: []
+    inputs: frozenset[str] = frozenset()
 
 
 class WorkerPart:

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import msgspec
+
 from fwk.interfaces.declaration import Declaration
 
 if TYPE_CHECKING:
@@ -40,6 +42,30 @@ class MediaItem:
     kind: str
     data: bytes
     name: str = "the item"
+
+
+class Media(msgspec.Struct, frozen=True, array_like=True):
+    """A piece of media that a model encodes at once. Its rows take the place of ``length`` tokens' embeddings.
+
+    key: a hash (32 bytes) of the content, and of everything that the arrays made of it depend on. payload: a file on
+    this machine (numpy's npz), there until the request has ended; its arrays for this piece are named ``INDEX.NAME``.
+
+    - ``kind``: ``image``, ``audio`` or ``video``.
+    - ``start``: the first of its tokens in the prompt
+    - ``index``: of its arrays in the file.
+    """
+
+    key: bytes
+    kind: str
+    start: int
+    length: int
+    payload: str
+    index: int
+
+    @property
+    def end(self) -> int:
+        """The place after its last token."""
+        return self.start + self.length
 
 
 @dataclass(frozen=True, slots=True)

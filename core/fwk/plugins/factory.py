@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,10 @@ class PluginFactory:
         """The plugin that the resolution chose from a family in use."""
         assert self.resolution is not None, "a factory without a resolution builds named plugins only"
         return self.resolution.item(family)
+
+    def items(self, family: str) -> Sequence[Registered]:
+        """What is installed of a family, best rank first."""
+        return sorted(self.plugins.family(family), key=lambda item: -item.declaration.rank)
 
     def options(self, item: Registered) -> Any:
         """The plugin's validated options. Raises ``ConfigError`` for a value that does not fit."""

@@ -23,15 +23,12 @@ from fwk.interfaces.dialect import (
     Input,
     ModelCard,
     OutputDelta,
-    PlacedInput,
 )
-from fwk.interfaces.multimodal import MediaItem
 from fwk.interfaces.observer import RequestRecord
 from fwk.interfaces.parser import StreamParser, ToolParser
 from fwk.interfaces.sampling import LogitsProcessorSpec
 from fwk.interfaces.served_weights import ServedWeights
 from fwk.plugins import PluginSet, Registered
-from fwk.server.media_reader import MediaReader
 from fwk.server.middleware import current_headers
 from fwk.server.model_engines import ModelEngines
 from fwk.server.observer_dispatch import Observers
@@ -40,7 +37,6 @@ from fwk.server.stream_interval import DeltaBuffer
 from fwk.server.streams import EventStream, SequenceStream
 from fwk.text import ModelText, prepare_input
 from fwk.text.grammars import Grammars
-from fwk.text.media import check_media
 from fwk.types import GrammarRequest, Request, SamplingParams, TokenEvent, cache_namespace
 from fwk.types.sampling import GrammarKind
 from fwk_jobs.client import Work, current_work
@@ -98,8 +94,6 @@ class ServerFrontend(Frontend):
         self.parts = ServerFeatures()  # of features
         self._stream_interval = options.stream_interval
         self.grammar_in_reasoning = options.grammar_in_reasoning
-        self.media_reader: MediaReader | None = None
-        self.placer: Callable[[list[int], Sequence[MediaItem]], PlacedInput] | None = None
         client.pool.on_stats = observers.step_finished
         client.pool.on_death = observers.engine_died
         self._threads = WaitingPool(options.tokenizer_worker_num, "fwk-text")
@@ -177,17 +171,6 @@ class ServerFrontend(Frontend):
         if self._is_settled:
             self._grammars.check(item.sampling.grammar)
         return item
-
-    def read_media(self, kind: str, url: str, name: str) -> MediaItem:
-        if self.media_reader is None or kind not in self.card.media:
-            return super().read_media(kind, url, name)
-        return MediaItem(kind, self.media_reader.read(url, name), name)
-
-    def place_media(self, token_ids: list[int], items: Sequence[MediaItem]) -> PlacedInput:
-        if self.placer is None:
-            return super().place_media(token_ids, items)
-        check_media(items, self.card.media)
-        return self.placer(token_ids, items)
 
     def tool_parser(
         self, tools: Sequence[Mapping[str, Any]], prompt_tail: str = "", is_forced: bool = False

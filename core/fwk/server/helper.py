@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -11,32 +10,12 @@ import msgspec
 from fwk.config import Config
 from fwk.config.wire import to_plain
 from fwk.errors import InvalidRequest, NotServed, RequestFailed
-from fwk.interfaces.dialect import PlacedInput
-from fwk.interfaces.multimodal import MediaItem
-from fwk.text.media import PayloadFolder, PlacedPrompt
+from fwk.interfaces.feature import Jobs
 from fwk.types import GrammarRequest
 from fwk_jobs.client import JobError, JobProcess
 
 MAX_GRAMMAR_BYTES = 48 * 2**20
 """What compiling a grammar may allocate, as the engine keeps it."""
-
-
-MEDIA_CPU_SECONDS = 30.0
-"""What decoding the media of a prompt, and making arrays of them, may take."""
-
-MEDIA_BYTES = 2**30
-BYTES_PER_PIXEL = 16
-MAX_MEDIA_BYTES = 2**27
-"""What that may allocate: so many, and so many more for each pixel of the largest image that is decoded. And the
-bytes of a request's media, which are sent there at once."""
-
-
-class MediaJob(msgspec.Struct, frozen=True):
-    """A prompt and its media, and the file for what is made of them; without media, the processor is built."""
-
-    token_ids: list[int]
-    items: list[tuple[str, bytes, str]]  # kind, content, name
-    path: str
 
 
 class GrammarJob(msgspec.Struct, frozen=True):
@@ -63,27 +42,27 @@ def warm_up(helper: JobProcess, backend: str) -> None:
         helper.warm_up("grammar", msgspec.msgpack.encode(GrammarJob(backend, None)))
 
 
-def warm_up_media(helper: JobProcess) -> None:
-    """Start the helper and have it build the multimodal processor, without waiting for it."""
-    with contextlib.suppress(JobError):
-        helper.warm_up("media", msgspec.msgpack.encode(MediaJob([], [], "")))
+class HelperJobs(Jobs):
+    """Jobs of a feature."""
+
+    def __init__(self, helper: JobProcess, feature: str) -> None:
+        self._helper = helper
+        self._kind = feature_kind(feature)
+
+    def run(self, body: bytes, what: str, *, cpu_seconds: float, max_bytes: int) -> bytes:
+        try:
+            return self._helper.call(self._kind, body, cpu_seconds=cpu_seconds, max_bytes=max_bytes)
+        except JobError as error:
+            raise _told(error, what, cpu_seconds, max_bytes) from None
+
+    def warm_up(self) -> None:
+        with contextlib.suppress(JobError):
+            self._helper.warm_up(self._kind, b"")
 
 
-def place_media(
-    helper: JobProcess, folder: PayloadFolder, max_pixels: int, token_ids: list[int], items: Sequence[MediaItem]
-) -> PlacedInput:
-    """Have the helper decode media and place them in a prompt. Raises ``InvalidRequest`` where it refuses them."""
-    if sum(len(item.data) for item in items) > MAX_MEDIA_BYTES:
-        raise InvalidRequest(f"the request's media have more than {MAX_MEDIA_BYTES >> 20} MiB together", "messages")
-    payload = folder.new()
-    job = MediaJob(token_ids, [(item.kind, item.data, item.name) for item in items], str(payload.path))
-    most = MEDIA_BYTES + BYTES_PER_PIXEL * max_pixels
-    try:
-        found = helper.call("media", msgspec.msgpack.encode(job), cpu_seconds=MEDIA_CPU_SECONDS, max_bytes=most)
-    except JobError as error:
-        raise _told(error, "decoding the request's media", MEDIA_CPU_SECONDS, most) from None
-    placed = msgspec.msgpack.decode(found, type=PlacedPrompt)
-    return PlacedInput(placed.token_ids, placed.media, payload)
+def feature_kind(name: str) -> str:
+    """What jobs of a feature are called among the kinds."""
+    return f"features.{name}"
 
 
 def vet_grammar(helper: JobProcess, cpu_seconds: float, backend: str, request: GrammarRequest) -> None:

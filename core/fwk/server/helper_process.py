@@ -10,21 +10,20 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
-from pathlib import Path
 
 import msgspec
 
 from fwk.config.wire import from_plain
 from fwk.errors import InvalidRequest
-from fwk.interfaces.multimodal import MediaItem
+from fwk.features.jobs import build_job_part
+from fwk.interfaces.feature import JobPartContext
 from fwk.plugins import PluginFactory, discover
 from fwk.plugins.audit import Audit
 from fwk.process.oom import prefer_as_victim
-from fwk.server.helper import GrammarJob, HelperSetup, MediaJob
+from fwk.server.helper import GrammarJob, HelperSetup
 from fwk.setup.checkpoint import open_model
 from fwk.text import model_text
 from fwk.text.grammars import Grammars
-from fwk.text.media import MediaPlacer, processor_item
 from fwk_jobs.fork_server import ForkServer
 from fwk_jobs.frames import Job
 
@@ -32,7 +31,6 @@ WARM_UP_NICENESS = 5
 """A quarter of a core that a step wants too: little, and a grammar that comes meanwhile is still not kept waiting."""
 
 _decode_grammar = msgspec.msgpack.Decoder(GrammarJob).decode
-_decode_media = msgspec.msgpack.Decoder(MediaJob).decode
 
 
 class ServedText:
@@ -84,40 +82,38 @@ class GrammarJobs:
         return b""
 
 
-class MediaJobs:
-    """Places media in prompts."""
+class FeatureJobs:
+    """Jobs of one feature."""
 
-    def __init__(self, served: Callable[[], ServedText]) -> None:
-        self._served = served
-        self._placer: MediaPlacer | None = None
+    def __init__(self, served: ServedText, kind: str) -> None:
+        opened = served.opened
+        context = partial(
+            JobPartContext,
+            model_name=opened.name,
+            config=opened.config,
+            checkpoint=opened.checkpoint,
+            text=served.text,
+            inputs=opened.served.inputs,
+        )
+        self._part = build_job_part(served.factory, kind.partition(".")[2], context)
 
     def prepare(self, job: Job) -> None:
-        """Build the processor, once."""
-        if self._placer is None:
-            served = self._served()
-            opened = served.opened
-            item = processor_item(served.plugins, opened.config, opened.served.media, opened.name)
-            assert item is not None, "the server asks for media of models that take some"
-            options = served.config.model
-            self._placer = MediaPlacer(served.factory, item, opened.config, opened.checkpoint, served.text, options)
+        """The part is built."""
 
     def run(self, job: Job) -> bytes:
-        work = _decode_media(job.body)
-        if not work.items:
-            return b""
-        assert self._placer is not None
-        items = [MediaItem(kind, data, name) for kind, data, name in work.items]
-        return msgspec.msgpack.encode(self._placer.place(work.token_ids, items, Path(work.path)))
+        return self._part.run(job.body) if job.body else b""
 
 
 class Jobs:
     """All kinds, by name."""
 
     def __init__(self, setup: HelperSetup) -> None:
-        served = cache(partial(ServedText, setup))
-        self._kinds: dict[str, GrammarJobs | MediaJobs] = {"grammar": GrammarJobs(served), "media": MediaJobs(served)}
+        self._served = cache(partial(ServedText, setup))
+        self._kinds: dict[str, GrammarJobs | FeatureJobs] = {"grammar": GrammarJobs(self._served)}
 
     def prepare(self, job: Job) -> None:
+        if job.kind not in self._kinds:
+            self._kinds[job.kind] = FeatureJobs(self._served(), job.kind)
         self._kinds[job.kind].prepare(job)
 
     def run(self, job: Job) -> bytes:

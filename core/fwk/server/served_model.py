@@ -25,11 +25,10 @@ from fwk.server.admission import AdmissionController
 from fwk.server.app import Reports, build_app, unguarded_app
 from fwk.server.engine_process import EngineProcess
 from fwk.server.frontend import ServerFrontend
-from fwk.server.helper import new_helper, place_media, vet_grammar, warm_up, warm_up_media
+from fwk.server.helper import HelperJobs, new_helper, vet_grammar, warm_up
 from fwk.server.keys import Keys
 from fwk.server.lifecycle import LifecycleManager
 from fwk.server.listening import allowed_origins
-from fwk.server.media_reader import MediaReader
 from fwk.server.model_engines import FeatureCall, ModelEngines
 from fwk.server.observer_dispatch import Observers
 from fwk.server.parsers import Parsers, tool_note
@@ -41,7 +40,6 @@ from fwk.setup.checkpoint import OpenedModel, open_model
 from fwk.setup.sampling_defaults import preferred_sampling, sampling_defaults
 from fwk.text import model_text
 from fwk.text.grammars import Grammars
-from fwk.text.media import PayloadFolder, media_limits, processor_item
 from fwk.types import EngineReady, tenant_of
 
 Progress = Callable[[str], None]
@@ -113,7 +111,6 @@ class ServedModel(ModelApp):
         self._observers = Observers()
         self._ready: EngineReady | None = None
         self._helper = new_helper(config)
-        self._payloads = PayloadFolder()
         self._warming: asyncio.Task[None] | None = None
         self._admission: AdmissionController | None = None
         self._has_started = False
@@ -192,7 +189,6 @@ class ServedModel(ModelApp):
         await asyncio.to_thread(self._observers.close)
         await self.lifecycles.end()
         await self.engines.pool.close()
-        self._payloads.close()
 
     def _card(self, opened: OpenedModel) -> ModelCard:
         name, *other_names = self.config.model.served_model_name or (opened.name,)
@@ -212,7 +208,6 @@ class ServedModel(ModelApp):
             opened.config.raw if opened.runner == "pool" else {},
             max_input_len=self.config.model.max_req_input_len,
             shortens_prompts=self.config.model.long_truncation_mode != "none",
-            media=media_limits(self.config.model, opened.served.media),
         )
 
     def _build(self, opened: OpenedModel, shared: Shared) -> None:
@@ -236,7 +231,6 @@ class ServedModel(ModelApp):
         )
         self.frontend.preferred_sampling = preferred_sampling(config.model.preferred_sampling_params)
         self.frontend.weights, self.frontend.note_weights = _noted(opened), self._note_weights
-        self._take_media(opened)
         self.frontend.key_names = {tenant_of(key): name for name, key in shared.keys.named.items()}
         reports = shared.reports(self)
         if shared.num_models > 1:
@@ -271,8 +265,13 @@ class ServedModel(ModelApp):
             has_admin=self.routes.has_admin,
             task=frontend.card.task,
             prompts=opened.served.prompts,
+            config=opened.config,
+            inputs=opened.served.inputs,
         )
-        frontend.parts = build_server_features(self._factory, context, self.engines.call_feature, self.lifecycles.make)
+        jobs = partial(HelperJobs, self._helper)
+        frontend.parts = build_server_features(
+            self._factory, context, self.engines.call_feature, self.lifecycles.make, jobs
+        )
         self.engines.on_begin = self._engine_begins
 
     async def _engine_begins(self, call: FeatureCall) -> None:
@@ -283,17 +282,6 @@ class ServedModel(ModelApp):
                 return await call(name, operation, args)
 
             await part.engine_begins(ask)
-
-    def _take_media(self, opened: OpenedModel) -> None:
-        """Read and place media, where the model takes any. Raises ``PluginError`` where nothing here can."""
-        options = self.config.server
-        if processor_item(self._plugins, opened.config, opened.served.media, opened.name) is None:
-            return
-        self.frontend.media_reader = MediaReader(options)
-        self._payloads = PayloadFolder(options.mm_payload_bytes)
-        pixels = self.config.model.max_image_pixels
-        self.frontend.placer = partial(place_media, self._helper, self._payloads, pixels)
-        warm_up_media(self._helper)
 
     def degraded(self) -> str | None:
         """What of it cannot be used, while it serves."""

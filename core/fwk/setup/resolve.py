@@ -12,6 +12,7 @@ from fwk.features.declared import check_run, declared
 from fwk.interfaces.attention import AttentionLayer
 from fwk.interfaces.declaration import Facts
 from fwk.interfaces.device import Device
+from fwk.interfaces.executor import ExecutorSpec
 from fwk.interfaces.feature import FeatureRun
 from fwk.plugins import (
     FAMILIES,
@@ -129,12 +130,19 @@ def _feature_run(config: Config, opened: OpenedModel, factory: PluginFactory) ->
         opened.runner,
         served.is_recurrent,
         served.encoder is not None,
-        served.media,
+        served.inputs,
         {family: factory.item(family).declaration for family in factory.resolution.selections},
         frozenset(item.name for item, _, _ in declared(factory)),
         {" ".join(map(flag, spec.enabled_by)): spec.one_server for _, spec, _ in declared(factory) if spec.one_server},
         served.prompts,
+        _is_local(factory),
     )
+
+
+def _is_local(factory: PluginFactory) -> bool:
+    item = factory.item("executors")
+    assert isinstance(item.declaration, ExecutorSpec)
+    return item.declaration.is_local(factory.options(item))
 
 
 def _step_tokens(options: EngineOptions, opened: OpenedModel, device: Device) -> tuple[int, int]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from fwk.config import ModelOptions
 from fwk.errors import ConfigError
-from fwk.features.declared import prompts_served
+from fwk.features.declared import inputs_of, prompts_served
 from fwk.interfaces.feature import PromptModel, PromptsServed
 from fwk.interfaces.loader import Checkpoint
 from fwk.interfaces.model import EncoderInput, ModelSpec
@@ -25,7 +25,7 @@ class ServedAs:
     is_recurrent: bool = False  # ``ModelSpec.is_recurrent``
     prompts: PromptsServed | None = None  # of a model that does not generate
     encoder: EncoderInput | None = None  # an encoder reads the prompt, a decoder writes
-    media: frozenset[str] = frozenset()  # kinds of media that prompts may have
+    inputs: frozenset[str] = frozenset()  # kinds besides text that prompts may have
 
     @property
     def needs_whole_prompts(self) -> bool:
@@ -54,8 +54,8 @@ def served_as(
         task = made_for if made_for in tasks else tasks[0]
     runner = spec.runner_of(task)
     if runner == "generate":
-        media = spec.media if options.enable_multimodal else frozenset[str]()
-        return ServedAs(task, runner, is_recurrent=spec.is_recurrent, encoder=spec.encoder_input(config), media=media)
+        inputs = inputs_of(factory, spec)
+        return ServedAs(task, runner, is_recurrent=spec.is_recurrent, encoder=spec.encoder_input(config), inputs=inputs)
     if spec.encoder_input(config) is not None:
         raise ConfigError(f"--task {task}: {options.model} has an encoder and a decoder, which generate together")
     made = prompts_served(factory, PromptModel(options.model, spec, config, task, checkpoint))

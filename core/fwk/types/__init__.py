@@ -16,7 +16,6 @@ from fwk.types.batch import (
     StateRows,
     StepResult,
 )
-from fwk.types.media import Media
 from fwk.types.messages import (
     Abort,
     AddRequest,
@@ -72,7 +71,6 @@ __all__ = [
     "GrammarRequest",
     "Inserted",
     "KVGroup",
-    "Media",
     "ModelConfig",
     "NewSequence",
     "Pause",

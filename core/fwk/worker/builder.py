@@ -365,6 +365,7 @@ class WorkerBuilder:
             grammar=lambda slot: None if self._masks is None else self._masks.grammar(slot),
             prompts=opened.served.prompts,
             encode=self._encode,
+            inputs=opened.served.inputs,
         )
         plugins = PartPlugins(self._factory, self._chosen, self._reasons)
         features = self.parts.features = self._models.features = build_worker_features(self._factory, context, plugins)
@@ -538,7 +539,7 @@ class WorkerBuilder:
             num_null=num_null,
             graph_sizes=self._capturing.sizes.sizes if num_null else (),
             piece_sizes=self._capturing.piece_sizes.sizes,
-            kept_bytes=self._models.features.kept_bytes(self._setup.opened.served.media),
+            kept_bytes=self._models.features.kept_bytes(self._setup.opened.served.inputs),
         )
 
     def _memory_before(self) -> MemoryInfo:

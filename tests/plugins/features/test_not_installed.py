@@ -12,6 +12,7 @@ import pytest
 import fwk
 from fwk import SamplingParams
 from fwk.errors import ConfigError, InvalidRequest
+from fwk.interfaces.multimodal import MediaItem
 from fwk.plugins import PluginSet, discover
 from fwk_kit.testing.serving import TINY
 
@@ -40,6 +41,18 @@ def test_prompts_without_pooling(tmp_path: Path) -> None:
         assert len(llm.generate([[1, 2, 3]], SamplingParams(max_tokens=2))[0].token_ids) == 2
         with pytest.raises(AttributeError, match="embed"):
             llm.embed([[1, 2, 3]])
+
+
+def test_media_without_the_feature(tmp_path: Path) -> None:
+    """They are refused with what to install, their options are unknown, and text is served."""
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    options: dict[str, Any] = {"plugins": without("media"), "load_format": "dummy", "max_total_tokens": 512}
+    with pytest.raises(ConfigError, match="unknown option --max-image-pixels"):
+        fwk.LLM(str(tmp_path), max_image_pixels=9, **options)
+    with fwk.LLM(str(tmp_path), **options) as llm:
+        with pytest.raises(InvalidRequest, match="media needs the feature 'media': none of that name is installed"):
+            llm.generate([[1, 2, 3]], media=[[MediaItem("image", b"x")]])
+        assert len(llm.generate([[1, 2, 3]], SamplingParams(max_tokens=2))[0].token_ids) == 2
 
 
 @pytest.mark.parametrize("feature", FIELDS)

@@ -22,6 +22,7 @@ from tokenizers import AddedToken
 import fwk
 from fwk import SamplingParams
 from fwk.errors import InvalidRequest, ModelLoadError
+from fwk.interfaces.dialect import MediaReading
 from fwk.interfaces.multimodal import MediaItem
 from fwk_loaders.dummy.tokenizer import build_tokenizer
 
@@ -109,7 +110,8 @@ def test_numbers_are_those_of_transformers(size: tuple[int, int], tmp_path: Path
     reference: Any = image_processing_pil_llava.LlavaImageProcessorPil(**SETTINGS)
     wanted = reference(noise(1, *size), return_tensors="np")["pixel_values"][0]
     with fwk.LLM(str(tmp_path), **SMALL) as llm:
-        processor: Any = llm._placer()._processor
+        reading: Any = llm._parts.service(MediaReading)
+        processor: Any = reading.context.jobs._make()._placer._processor
         prompt = llm.text.encode("a<image>", add_special_tokens=False)
         placed = processor.process(prompt, [MediaItem("image", encoded(noise(1, *size)))])
         processor.context = replace(processor.context, max_pixels=100_000)

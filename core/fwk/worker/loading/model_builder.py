@@ -200,7 +200,7 @@ class ModelBuilder:
         opened, served = setup.opened, setup.opened.served
         context = self._context(opened, self._config.engine, "served")
         context.attention_layers = layers
-        kept = self.features.kept_bytes(served.media)
+        kept = self.features.kept_bytes(served.inputs)
         memory_need.check(setup, context.weights.stored_sizes(), self._dtype.itemsize, self._tp.size, kept)
         if served.runner == "generate":
             context.is_greedy = is_greedy
@@ -325,7 +325,6 @@ class ModelBuilder:
             plain_float32=float32,
             float32_head=float32 if options.enable_fp32_lm_head else None,
             is_deterministic=facts.is_deterministic,
-            media=opened.served.media if role == "served" else frozenset(),
             ep_size=facts.ep_size,
         )
         build = ModelBuild(role, opened.loader, can_reread=not opened.checkpoint.weights_identity())

@@ -7,15 +7,28 @@ from typing import Any, cast
 
 from fwk.errors import ModelLoadError
 from fwk_models._common.config import Config, completed, with_later_windows, with_rope
-from fwk_models.llama import DEFAULTS as LLAMAS
-from fwk_models.qwen3 import DEFAULTS as QWENS
+from fwk_models._common.nested import LLAMA
 
 TABLES: dict[str, dict[str, Any]] = {
-    "llama": LLAMAS["LlamaForCausalLM"],
-    "mistral": LLAMAS["MistralForCausalLM"],
-    "qwen2": LLAMAS["Qwen2ForCausalLM"],
-    "qwen3": QWENS["Qwen3ForCausalLM"],
-}
+    "llama": LLAMA,
+    "mistral": {
+        "vocab_size": 32_000, "hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "hidden_act": "silu", "max_position_embeddings": 131_072,
+        "rms_norm_eps": 1e-6, "eos_token_id": 2, "tie_word_embeddings": False, "sliding_window": 4096,
+    },
+    "qwen2": {
+        "vocab_size": 151_936, "hidden_size": 4096, "intermediate_size": 22_016, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "num_key_value_heads": 32, "hidden_act": "silu", "max_position_embeddings": 32_768,
+        "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "use_sliding_window": False, "sliding_window": 4096,
+        "max_window_layers": 28,
+    },
+    "qwen3": {
+        "vocab_size": 151_936, "hidden_size": 4096, "intermediate_size": 22_016, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "num_key_value_heads": 32, "head_dim": 128, "hidden_act": "silu",
+        "max_position_embeddings": 32_768, "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "attention_bias": False,
+        "use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28,
+    },
+}  # fmt: skip
 """By ``model_type`` of ``text_config``, what its class has where a file says nothing."""
 
 

@@ -4,22 +4,13 @@ from typing import Any
 
 from fwk import ModelSpec, hookimpl
 from fwk_models._common.config import Config, ConfiguredSpec, with_later_windows, with_rope
-from fwk_models._common.nested import LLAMA
+from fwk_models._common.text_config import TABLES
 
 DEFAULTS: dict[str, dict[str, Any]] = {
-    "LlamaForCausalLM": LLAMA,
-    "MistralForCausalLM": {
-        "vocab_size": 32_000, "hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 32,
-        "num_attention_heads": 32, "num_key_value_heads": 8, "hidden_act": "silu", "max_position_embeddings": 131_072,
-        "rms_norm_eps": 1e-6, "eos_token_id": 2, "tie_word_embeddings": False, "sliding_window": 4096,
-    },
-    "Qwen2ForCausalLM": {
-        "vocab_size": 151_936, "hidden_size": 4096, "intermediate_size": 22_016, "num_hidden_layers": 32,
-        "num_attention_heads": 32, "num_key_value_heads": 32, "hidden_act": "silu", "max_position_embeddings": 32_768,
-        "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "use_sliding_window": False, "sliding_window": 4096,
-        "max_window_layers": 28,
-    },
-}  # fmt: skip
+    "LlamaForCausalLM": TABLES["llama"],
+    "MistralForCausalLM": TABLES["mistral"],
+    "Qwen2ForCausalLM": TABLES["qwen2"],
+}
 """What transformers' configuration classes have where a file says nothing."""
 
 

@@ -4,14 +4,10 @@ from typing import Any
 
 from fwk import ModelSpec, hookimpl
 from fwk_models._common.config import Config, ConfiguredSpec, with_later_windows, with_rope
+from fwk_models._common.text_config import TABLES
 
 DEFAULTS: dict[str, dict[str, Any]] = {
-    "Qwen3ForCausalLM": {
-        "vocab_size": 151_936, "hidden_size": 4096, "intermediate_size": 22_016, "num_hidden_layers": 32,
-        "num_attention_heads": 32, "num_key_value_heads": 32, "head_dim": 128, "hidden_act": "silu",
-        "max_position_embeddings": 32_768, "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "attention_bias": False,
-        "use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28,
-    },
+    "Qwen3ForCausalLM": TABLES["qwen3"],
     "Qwen3MoeForCausalLM": {
         "vocab_size": 151_936, "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 24,
         "num_attention_heads": 32, "num_key_value_heads": 4, "hidden_act": "silu", "max_position_embeddings": 32_768,

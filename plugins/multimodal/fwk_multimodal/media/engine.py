@@ -11,7 +11,8 @@ from itertools import cycle, islice
 
 from fwk.errors import InvalidRequest
 from fwk.interfaces.feature import EnginePart, EnginePartContext, FeatureSequence
-from fwk.types import Media, Request
+from fwk.interfaces.multimodal import Media
+from fwk.types import Request
 from fwk_multimodal.media import PromptMedia
 
 NUM_KEY_BYTES = 32

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from fwk.errors import EngineDead
-from fwk.interfaces.feature import LoadedModel, WorkerPart, WorkerPartContext
-from fwk.interfaces.model import Model
-from fwk.interfaces.multimodal import POSITION_PLANES, POSITION_SHIFT
-from fwk.types import Batch, ForwardBatch, Inserted, Media, NewSequence
+from fwk.interfaces.feature import LoadedModel, ModelBuild, WorkerPart, WorkerPartContext
+from fwk.interfaces.model import Model, ModelContext
+from fwk.interfaces.multimodal import POSITION_PLANES, POSITION_SHIFT, Media
+from fwk.types import Batch, ForwardBatch, Inserted, NewSequence
 from fwk_multimodal.media import PromptMedia
 
 
@@ -98,6 +98,10 @@ class MediaRows(WorkerPart):
 
     def operations(self) -> Mapping[str, Callable[..., Any]]:
         return {"open": self.open_payloads, "close": self.close_payloads}
+
+    def model_context(self, context: ModelContext, build: ModelBuild) -> str:
+        context.media = self.context.inputs if build.role == "served" else frozenset()
+        return ""
 
     def kept_bytes(self, takes: frozenset[str]) -> int:
         return self._cache.max_bytes if takes else 0

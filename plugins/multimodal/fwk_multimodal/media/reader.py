@@ -10,10 +10,10 @@ import threading
 from pathlib import Path
 from urllib.parse import unquote, unquote_to_bytes, urlsplit
 
-from fwk.config import ServerOptions
 from fwk.errors import ConfigError, InvalidRequest, NotServed
 from fwk_http.clients import BadReply
 from fwk_http.fetch import Hosts, Refused, fetch
+from fwk_multimodal.media import MediaOptions
 
 _PLAIN = str.maketrans("-_", "+/")
 """From base64's alphabet for URLs to the plain one: it is written in lines, without its padding, and in either."""
@@ -26,7 +26,7 @@ MAX_FETCHES = 8
 class MediaReader:
     """Reads ``data:`` URLs, files below a folder that the operator named, and from hosts that they listed."""
 
-    def __init__(self, options: ServerOptions) -> None:
+    def __init__(self, options: MediaOptions) -> None:
         """Raises ``ConfigError`` for a folder that is not there, and for what is no host."""
         self._max_bytes = options.max_media_bytes
         self._folder = Path(options.allowed_local_media_path).resolve() if options.allowed_local_media_path else None

@@ -1,4 +1,4 @@
-"""Media in prompts, for servers and ``fwk.LLM`` alike: limits, places among the tokens, and files of what was made."""
+"""Limits of media in prompts, their places among the tokens, and files of what was made of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import weakref
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from operator import index
 from pathlib import Path
 from typing import Any
@@ -17,16 +16,20 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from fwk.config import ModelOptions
-from fwk.errors import ConfigError, InvalidRequest, NotServed, PluginError
+from fwk.errors import ConfigError, FwkError, InvalidRequest, NotServed, PluginError, PluginFault
 from fwk.interfaces.declaration import Host
-from fwk.interfaces.dialect import TextTools
-from fwk.interfaces.loader import Checkpoint
-from fwk.interfaces.multimodal import MediaItem, MultimodalContext, MultimodalProcessor, MultimodalProcessorSpec, Placed
-from fwk.plugins import PluginFactory, PluginSet, Registered
-from fwk.plugins.answers import checked
+from fwk.interfaces.feature import JobPartContext, Plugins
+from fwk.interfaces.multimodal import (
+    Media,
+    MediaItem,
+    MultimodalContext,
+    MultimodalProcessor,
+    MultimodalProcessorSpec,
+    Placed,
+)
 from fwk.process.folders import TemporaryFolder
-from fwk.types import Media, ModelConfig
+from fwk.types import ModelConfig
+from fwk_multimodal.media import MediaOptions
 
 DEFAULT_LIMIT = 16
 """Media of a kind in a prompt."""
@@ -73,7 +76,7 @@ class PayloadFolder:
                 self._folder.close()
 
 
-def processor_item(plugins: PluginSet, config: ModelConfig, kinds: frozenset[str], name: str) -> Registered | None:
+def processor_item(plugins: Plugins, config: ModelConfig, kinds: frozenset[str], name: str) -> Any:
     """The plugin that places media for a served model; None where it takes none.
 
     kinds: those that the model encodes. Raises ``PluginError`` where none can, naming what would do.
@@ -82,7 +85,7 @@ def processor_item(plugins: PluginSet, config: ModelConfig, kinds: frozenset[str
         return None
     remedy = "or serve text alone with --enable-multimodal false"
     refusals: list[str] = []
-    for item in sorted(plugins.family("multimodal"), key=lambda item: -item.declaration.rank):
+    for item in plugins.items("multimodal"):
         spec = item.declaration
         if not isinstance(spec, MultimodalProcessorSpec) or config.architecture not in spec.architectures:
             continue
@@ -96,7 +99,7 @@ def processor_item(plugins: PluginSet, config: ModelConfig, kinds: frozenset[str
     )
 
 
-def media_limits(options: ModelOptions, kinds: frozenset[str]) -> dict[str, int]:
+def media_limits(options: MediaOptions, kinds: frozenset[str]) -> dict[str, int]:
     """How many of each kind a prompt may have. Raises ``ConfigError`` for ``--limit-mm-per-prompt`` that says less."""
     given = options.limit_mm_per_prompt
     limits: dict[str, Any] = {}
@@ -131,31 +134,41 @@ def check_media(items: Sequence[MediaItem], limits: Mapping[str, int]) -> None:
 class MediaPlacer:
     """Runs the multimodal processor of a model, and writes what it makes for the workers."""
 
-    def __init__(
-        self,
-        factory: PluginFactory,
-        item: Registered,
-        config: ModelConfig,
-        checkpoint: Checkpoint,
-        text: TextTools,
-        options: ModelOptions,
-    ) -> None:
-        settings = {**checkpoint.processor_config(), **json.loads(options.mm_processor_kwargs)}
-        processor = factory.build(
+    def __init__(self, context: JobPartContext) -> None:
+        options: MediaOptions = context.options
+        config = self._config = context.config
+        item = processor_item(context.plugins, config, context.inputs, context.model_name)
+        assert item is not None, "asked for media of models that take some"
+        settings = {**context.checkpoint.processor_config(), **json.loads(options.mm_processor_kwargs)}
+        self._label = item.label
+        self._processor: MultimodalProcessor = context.plugins.build(
             item,
             MultimodalContext,
             config=config,
             processor_config=settings,
-            text=text,
+            text=context.text,
             max_pixels=options.max_image_pixels,
         )
-        self._processor: MultimodalProcessor = checked(item, processor, process=partial(_misfit, config.vocab_size))
         what = [item.name, item.version, config.architecture, settings]
         self._settings = hashlib.sha256(json.dumps(what, sort_keys=True, default=str).encode()).digest()
 
+    def _process(self, token_ids: list[int], items: Sequence[MediaItem]) -> Placed:
+        """What the processor answers, checked in its name. Raises ``PluginFault``, and what it refuses with."""
+        who = f"multimodal processor {self._label}"
+        try:
+            placed = self._processor.process(token_ids, items)
+            why = _misfit(self._config.vocab_size, placed, items)
+        except (FwkError, MemoryError):
+            raise
+        except Exception as error:
+            raise PluginFault(f"{who} raised {type(error).__name__} in process") from error
+        if why is not None:
+            raise PluginFault(f"{who} {why} in process")
+        return placed
+
     def place(self, token_ids: list[int], items: Sequence[MediaItem], path: Path) -> PlacedPrompt:
         """Put media into a prompt; their arrays go to a file. Raises ``InvalidRequest`` that names the item."""
-        placed = self._processor.process(token_ids, items)
+        placed = self._process(token_ids, items)
         hashes = [hashlib.sha256(self._settings + item.kind.encode() + b"\0" + item.data).digest() for item in items]
         parts: Counter[int] = Counter()
         media: list[Media] = []
@@ -168,7 +181,7 @@ class MediaPlacer:
         return PlacedPrompt(placed.token_ids, media)
 
 
-def _misfit(vocab_size: int, placed: Any, token_ids: list[int], items: Sequence[MediaItem]) -> str | None:
+def _misfit(vocab_size: int, placed: Any, items: Sequence[MediaItem]) -> str | None:
     """Why rows would be inserted where they do not belong, or tokens looked up that there are not."""
     if not isinstance(placed, Placed):
         return f"answered a {type(placed).__name__}, no Placed,"
