@@ -16,7 +16,7 @@ from typing import TypeGuard
 import pytest
 
 CORE = Path(__file__).parents[2] / "core/fwk"
-TYPES = ("batch", "media", "model_config", "request", "sampling")
+TYPES = ("batch", "model_config", "request", "sampling")
 MESSAGES = ("EngineReady", "EngineStats", "TokenEvent")
 """Of ``fwk.types.messages``, what plugins see; the others travel between core's processes."""
 
