@@ -105,7 +105,7 @@ class RouteRegistry:
         if len(path) > _MAX_PATH:
             return None
         bare = path.rstrip("/")
-        for likely in (bare, f"/v1{bare}", bare[bare.rfind("/v1/") :] if "/v1/" in bare else bare):
+        for likely in (bare, f"/v1{bare}", bare[max(bare.rfind("/v1/"), 0) :], bare.removeprefix("/v1")):
             meant = {**scope, "path": likely}
             if likely != path and any(route.matches(meant)[0] is not Match.NONE for route in self._app.router.routes):
                 return f"there is nothing at {path}: use {likely} (a client's base address ends in /v1, once)"

@@ -96,7 +96,9 @@ async def test_the_version_is_told(client):
         ("POST", "/openai/v1/embeddings/", "/v1/embeddings"),
         ("GET", "/models/x/y", "/v1/models/x/y"),
         ("GET", "/v1/v1/models/", "/v1/models"),
+        ("GET", "/v1/health/", "/health"),
         ("GET", "/v1/modelz", None),
+        ("GET", "/v1", None),
         ("GET", f"/{'x' * 300}", None),
     ],
 )
