@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,8 +19,9 @@ from tests.helpers.scheduling import ask, batches, finish, step
 
 import fwk
 from fwk import FeatureSpec, Options, SamplingParams, option
-from fwk.errors import BlameSequence, ConfigError, InvalidRequest, NotServed
+from fwk.errors import BlameSequence, ConfigError, InvalidRequest, NotServed, RequestFailed
 from fwk.features.engine import EngineFeatures
+from fwk.features.guarded import guarded
 from fwk.features.server import RequestFeatures, at_once
 from fwk.features.wire import Reader, packed
 from fwk.interfaces.dialect import GenerateInput, OutputDelta
@@ -432,6 +434,64 @@ def test_a_worker_refuses_and_a_server_part_ends(folder: Path) -> None:
         stopped, plain = llm.generate([PROMPTS[0]] * 2, [asks("stop"), asks()])
         assert (stopped.finish_reason, plain.finish_reason) == ("stop", "length")
         assert 0 < len(stopped.token_ids) < len(plain.token_ids)
+
+
+def test_a_part_in_the_engine_that_fails_ends_its_own_requests_alone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SumsEngine, "took", lambda *_: 1 // 0)
+    with fwk.LLM(str(folder), plugins=sums(), **OPTIONS) as llm:
+        right = [done.token_ids for done in llm.generate(PROMPTS, asks())]
+        said = r"feature 'sums' \(acme 1\.0\) raised ZeroDivisionError in took"
+        with pytest.raises(RequestFailed, match=said):
+            llm.generate(PROMPTS[:1], asks("yes"))
+        assert [done.token_ids for done in llm.generate(PROMPTS, asks())] == right
+        with pytest.raises(RequestFailed, match=said):
+            llm.generate(PROMPTS[:1], asks("yes"))
+        [trouble] = llm.engine.stats().troubles
+        assert trouble.endswith("raised ZeroDivisionError in took; requests for it are refused")
+
+
+WRONG: dict[str, tuple[Any, tuple[Any, ...], Any]] = {
+    "concerns": (None, ("request",), False),
+    "cache_ids": ([1.5], ("request",), None),
+    "matchable": (-1, ("sequence", 5), 5),
+    "cached": ("two", ("sequence", 5), 5),
+    "limit": (None, ("sequence", 3, 5), 5),
+    "new": ({}, ("sequence",), None),
+    "step": (3, ("sequence", 0, 1), None),
+    "event": (b"", ("sequence",), None),
+    "stats": ({"num": 1}, (), None),
+    "lets_through": (None, ("sequence",), True),
+}
+"""By method: an answer that is none, arguments, and what stands for it."""
+
+
+@pytest.mark.parametrize("name", [*WRONG, "is_busy", "is_full", "planning", "forget", "finished", "preempted", "left"])
+def test_each_method_of_it_fails_once(name: str) -> None:
+    answer, args, default = WRONG.get(name, (None, () if name in ("planning",) else ("sequence",), None))
+    is_property, count = name.startswith("is_"), 0
+
+    def wrong(*_: Any) -> Any:
+        nonlocal count
+        count += 1
+        if name in WRONG and count == 1 and kind == "answers":
+            return answer
+        raise ZeroDivisionError("no luck")
+
+    for kind in ("raises", *(("answers",) if name in WRONG else ())):
+        count, told = 0, list[str]()
+        cls = type("Wrong", (EnginePart,), {name: property(wrong) if is_property else wrong})
+        failed = partial(list[str].append, told)
+        part = guarded(cls(EnginePartContext("wrong", call=wrong)), "feature 'wrong'", lambda _, why, f=failed: f(why))
+        for _ in range(2):
+            found = getattr(part, name) if is_property else getattr(part, name)(*args)
+            assert found is (False if is_property else default) or found == default
+        assert count == len(told) == 1, "it is asked no more"
+        what = "raised ZeroDivisionError" if kind == "raises" else f"answered {type(answer).__name__}"
+        assert told[0].startswith(f"feature 'wrong' {what}")
+        assert told[0].endswith(f" in {name}")
+        assert "no luck" not in told[0]
 
 
 def test_parts_in_steps_are_for_models_that_generate(tmp_path: Path) -> None:

@@ -30,6 +30,11 @@ PLUGINS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "quantizer 'int8'": ("fwk_quant.int8.method:Int8Method", "apply", {"quantization": "int8"}),
     "sampler 'torch'": ("fwk_sampling.torch_sampler.sampler:TorchSampler", "sample", {"sampling_backend": "torch"}),
     "MoE runner 'torch'": ("fwk_moe.torch_loop.runner:TorchRunner", "apply", {"moe_runner_backend": "torch"}),
+    "set of operators 'torch'": (
+        "fwk_operators._common.torch_operators:TorchOperators",
+        "gate",
+        {"operator_backend": "torch"},
+    ),
 }
 """By what messages call it: its class, the method that answers in a step, and how it is chosen."""
 

@@ -16,7 +16,7 @@ from fwk.engine.plan import Limits, PlannedStep
 from fwk.engine.scheduler import Scheduler
 from fwk.engine.switching import EngineSwitch
 from fwk.engine.transfer import WorkerTransfer
-from fwk.errors import InvalidRequest, ModelLoadError
+from fwk.errors import InvalidRequest, ModelLoadError, RequestFailed
 from fwk.features.declared import moved_by
 from fwk.features.engine import build_engine_features
 from fwk.interfaces.executor import Executor, ExecutorContext, Worker, WorkerInfo
@@ -93,10 +93,11 @@ class Engine:
         """Queue a request; a request that can never be served is answered at once, with an error event each."""
         try:
             self.scheduler.add(request)
-        except InvalidRequest as error:
-            why = str(error)
+        except (InvalidRequest, RequestFailed) as error:
+            why, is_refusal = str(error), isinstance(error, InvalidRequest)
             return [
-                TokenEvent(request.request_id, i, [], "error", error=why, is_refusal=True) for i in range(request.n)
+                TokenEvent(request.request_id, i, [], "error", error=why, is_refusal=is_refusal)
+                for i in range(request.n)
             ]
         return []
 

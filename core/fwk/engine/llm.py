@@ -379,7 +379,7 @@ class LLM:
             features={} if parts is None else parts.features,
         )
         for event in self.engine.add(request):
-            raise InvalidRequest(event.error or "the engine refused the request")
+            raise (InvalidRequest if event.is_refusal else RequestFailed)(event.error or "the engine refused it")
         prompt = item.prompt_token_ids
         return {
             (request.request_id, index): Following(

@@ -295,6 +295,7 @@ class Scheduler:
             event = self._take(sequence, scheduled, made)
             if event is not None:
                 events.append(event)
+        events += self._with_failed_parts() if self.parts.failed else ()
         if self.limits.check_blocks:
             self.check()
         return events
@@ -589,6 +590,11 @@ class Scheduler:
             self._end(sequence)
             return self._event(sequence, update)
         return update.event(sequence) if update.token_ids else None
+
+    def _with_failed_parts(self) -> list[TokenEvent]:
+        """End the sequences in which a part has failed."""
+        every = [sequence for siblings in self._by_request.values() for sequence in siblings]
+        return [self.fail(one, why) for one in every if (why := self.parts.why_failed(one.parts)) is not None]
 
     def _event(self, sequence: Sequence, update: SequenceUpdate) -> TokenEvent:
         event = update.event(sequence)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import msgspec
 
-from fwk.errors import InvalidRequest
+from fwk.errors import FwkError, InvalidRequest, RequestFailed, one_line_traceback
 from fwk.features.declared import declared
+from fwk.features.guarded import guarded
 from fwk.features.wire import Reader, packed
 from fwk.interfaces.feature import Blocks, EnginePart, EnginePartContext, FeatureSequence
 from fwk.plugins import PluginFactory
 from fwk.types import Features, Request
+
+log = logging.getLogger(__name__)
 
 Parts = tuple[EnginePart, ...]
 
@@ -21,10 +25,15 @@ Parts = tuple[EnginePart, ...]
 class EngineFeatures:
     """All that take part, by name. A sequence carries those that it concerns."""
 
-    def __init__(self, parts: Sequence[EnginePart] = (), troubles: Sequence[str] = ()) -> None:
-        """troubles: what is not as was asked, for ``EngineStats.troubles``."""
+    def __init__(
+        self, parts: Sequence[EnginePart] = (), troubles: Sequence[str] = (), labels: Mapping[str, str] | None = None
+    ) -> None:
+        """troubles: what is not as was asked, for ``EngineStats.troubles``. labels: what messages call each feature."""
         self.troubles = tuple(troubles)
+        self.failed: dict[str, str] = {}
+        """Features that failed since it started, and why: their sequences are to end."""
         self._parts = {part.name: part for part in parts}
+        parts = [guarded(part, (labels or {}).get(part.name, f"feature {part.name!r}"), self._fail) for part in parts]
         self._results = Reader({part.name: part.context.wire.result for part in parts})
         self.all = tuple(parts)
         self._busy = _overriding(parts, "is_busy")
@@ -36,6 +45,8 @@ class EngineFeatures:
     def of(self, request: Request) -> Parts:
         """Those that have a part in a request. Raises ``InvalidRequest`` in the name of one that refuses it."""
         for name in request.features:
+            if name in self.failed:
+                raise RequestFailed(self.failed[name])
             if name not in self._parts:
                 raise InvalidRequest(f"this engine has no feature {name!r}")
         if not self.all:
@@ -49,6 +60,14 @@ class EngineFeatures:
                     other.left(request)
                 raise
         return found
+
+    def _fail(self, part: EnginePart, why: str) -> None:
+        self.failed[part.name] = why
+        self.troubles = (*self.troubles, f"{why}; requests for it are refused")
+
+    def why_failed(self, parts: Parts) -> str | None:
+        """Why one of these has failed; None: none has."""
+        return next((self.failed[part.name] for part in parts if part.name in self.failed), None)
 
     def took(self, sequence: FeatureSequence, parts: Parts, features: Features) -> None:
         """A step's result of a sequence has come, and its tokens are in the text."""
@@ -87,7 +106,15 @@ class EngineFeatures:
         if part is None:
             raise InvalidRequest(f"this engine has no feature {name!r}")
         own = part.operations().get(operation)
-        return own(*arguments) if own is not None else part.context.call(operation, *arguments)
+        if own is None:
+            return part.context.call(operation, *arguments)
+        try:
+            return own(*arguments)
+        except FwkError:
+            raise
+        except Exception as error:
+            log.error("feature %r failed in %s: %s", name, operation, one_line_traceback(error))
+            raise InvalidRequest(f"the feature {name!r} raised {type(error).__name__} in {operation}") from error
 
     def close(self) -> None:
         """The engine stops."""
@@ -134,6 +161,7 @@ def build_engine_features(
 ) -> EngineFeatures:
     """The parts of all features that are on. call: of all workers (``Executor.call``)."""
     parts: list[EnginePart] = []
+    labels: dict[str, str] = {}
     for item, spec, options in declared(factory):
         context = EnginePartContext(
             name=item.name,
@@ -149,7 +177,8 @@ def build_engine_features(
         part = factory.build_or_leave_out(item, context, spec.engine) if spec.engine else EnginePart(context)
         if part is not None:
             parts.append(part)
-    return EngineFeatures(parts, factory.plugins.left_out)
+            labels[item.name] = f"feature {item.label}"
+    return EngineFeatures(parts, factory.plugins.left_out, labels)
 
 
 def _call_own(call: Callable[..., list[Any]], key: str, operation: str, *args: Any) -> list[Any]:

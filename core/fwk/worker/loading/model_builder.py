@@ -7,19 +7,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from fwk.config import Config, EngineOptions, ModelOptions
-from fwk.errors import ConfigError, ModelLoadError, shaped
+from fwk.errors import ConfigError, ModelLoadError, in_range, shaped
 from fwk.features.worker import WorkerFeatures
 from fwk.interfaces.attention import AttentionBackend, AttentionLayer
 from fwk.interfaces.device import Staging, Upload
 from fwk.interfaces.feature import ModelBuild
 from fwk.interfaces.model import Encoder, HiddenTap, Model, ModelContext
-from fwk.interfaces.moe import MoEContext, MoERunner
+from fwk.interfaces.moe import MoEContext, MoERunner, Routing
 from fwk.interfaces.operators import OperatorContext, Operators
 from fwk.interfaces.parallel import ParallelGroup
 from fwk.interfaces.quant import QuantContext, QuantMethod
@@ -126,8 +126,17 @@ class ModelBuilder:
 
     @cached_property
     def operators(self) -> Operators:
-        return self._factory.build(
-            "operators", OperatorContext, device=self._device, dtype=self._dtype, threads=self._threads
+        fields = {"device": self._device, "dtype": self._dtype, "threads": self._threads}
+        checks = dict.fromkeys(("rotate", "scale", "join", "add_rms_norm_rounded", "gate_rounded"))
+        return checked(
+            self._factory.item("operators"),
+            self._factory.build("operators", OperatorContext, **fields),
+            **checks,
+            rms_norm=_summed,
+            add_rms_norm=_summed,
+            gate=_gated,
+            rows=_rows,
+            choose_experts=partial(_routed, self._threads),
         )
 
     def build_served(self, is_greedy: Tensor | None) -> Model | Encoder:
@@ -380,8 +389,27 @@ class ModelBuilder:
             )
 
 
-def _summed(answer: Any, x: Tensor, *more: Any) -> str | None:
+def _summed(answer: Any, x: Tensor, *more: Any, **named: Any) -> str | None:
     return shaped(answer, tuple(x.shape), x.dtype)
+
+
+def _gated(answer: Any, x: Tensor, *more: Any, **named: Any) -> str | None:
+    return shaped(answer, (*x.shape[:-1], x.shape[-1] // 2), x.dtype)
+
+
+def _rows(answer: Any, table: Tensor, indices: Tensor, *more: Any, **named: Any) -> str | None:
+    return shaped(answer, (indices.shape[0], *table.shape[1:]), table.dtype)
+
+
+def _routed(threads: ThreadPool, answer: Any, logits: Tensor, routing: Routing, *more: Any, **named: Any) -> str | None:
+    if not isinstance(answer, tuple) or len(cast("tuple[Any, ...]", answer)) != 2:
+        return "answered no pair of ids and weights,"
+    ids, weights = cast("tuple[Any, Any]", answer)
+    shape = (logits.shape[0], routing.top_k)
+    wrong = shaped(ids, shape, torch.int64) or shaped(weights, shape, torch.float32)
+    if wrong is None and threads.tape is None:  # what is recorded is not computed
+        wrong = in_range(ids, logits.shape[1], "the expert")
+    return wrong
 
 
 def _seen(layer: AttentionLayer) -> tuple[object, ...]:

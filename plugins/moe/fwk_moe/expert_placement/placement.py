@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
+from operator import index
 
 from fwk.errors import ConfigError, ModelLoadError
 from fwk.interfaces.expert_placement import ExpertPlacement, ExpertPlacer, PlacedLayer, PlacementShape
@@ -73,10 +75,14 @@ class ModelPlacement(ExpertPlacement):
         return self.balanced(name, row, shape)
 
     def balanced(self, name: str, loads: Sequence[int], shape: PlacementShape) -> list[int]:
-        """The slots that the algorithm gives a layer."""
+        """The slots that the algorithm gives a layer. Raises ``ModelLoadError`` in its name where it gives none."""
         assert self._placer is not None, "placements that go by counts are given one"
         source = f"--eplb-algorithm {self._options.eplb_algorithm}: {name}"
-        return checked(self._placer.place(loads, shape), shape, source)
+        try:
+            given = [index(slot) for slot in islice(self._placer.place(loads, shape), shape.num_slots + 1)]
+        except Exception as error:
+            raise ModelLoadError(f"{source}: it raised {type(error).__name__}, or gave no list of experts") from error
+        return checked(given, shape, source)
 
     def add(self, layer: PlacedLayer) -> None:
         self.layers.append(layer)

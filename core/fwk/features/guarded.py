@@ -1,0 +1,98 @@
+"""A feature's part in an engine that fails: its requests end with an error in its name, and it is asked no more."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import msgspec
+
+from fwk.errors import FwkError, one_line_traceback
+from fwk.interfaces.feature import EnginePart
+
+log = logging.getLogger(__name__)
+
+
+def _nothing(*_: Any) -> None:
+    return None
+
+
+def _is_count(answer: Any) -> bool:
+    return isinstance(answer, int) and answer >= 0
+
+
+def _is_told(answer: Any) -> bool:
+    return answer is None or isinstance(answer, msgspec.Struct | msgspec.Raw)
+
+
+def _is_truth(answer: Any) -> bool:
+    return isinstance(answer, bool)
+
+
+def _are_ids(answer: Any) -> bool:
+    return answer is None or (isinstance(answer, list) and all(type(one) is int for one in answer))  # pyright: ignore[reportUnknownVariableType]
+
+
+_ANSWERS: dict[str, tuple[Callable[..., Any], Callable[[Any], bool] | None]] = {
+    **{
+        name: (_nothing, None)
+        for name in (
+            "check", "left", "planning", "took", "preempted", "finished", "forget", "close",
+            "poll", "arrived", "started", "ended", "wait",
+        )
+    },
+    **{name: (_nothing, _is_told) for name in ("new", "step", "event", "stats")},
+    "concerns": (lambda *_: False, _is_truth),
+    "cache_ids": (_nothing, _are_ids),
+    "matchable": (lambda sequence, count: count, _is_count),
+    "cached": (lambda sequence, count: count, _is_count),
+    "limit": (lambda sequence, start, count: count, _is_count),
+    "lets_through": (lambda *_: True, _is_truth),
+    "is_full": (lambda *_: False, _is_truth),
+    "is_busy": (lambda *_: False, _is_truth),
+}  # fmt: skip
+"""By what a part overrides: what stands for its answer once it has failed, and what an answer must be; None: any."""
+
+
+def guarded(part: EnginePart, who: str, failed: Callable[[EnginePart, str], None]) -> EnginePart:
+    """The part, whose methods fail once: ``failed`` is told why, in a sentence, and they answer nothing from then on.
+
+    An ``FwkError`` of its own passes.
+    """
+    cls = type(part)
+    has_failed = False
+
+    def guard(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        default, is_right = _ANSWERS[name]
+
+        @wraps(method)
+        def call(self: EnginePart, *args: Any) -> Any:
+            nonlocal has_failed
+            if not has_failed:
+                try:
+                    answer = method(self, *args)
+                    if is_right is None or is_right(answer):
+                        return answer
+                    why = f"answered {type(answer).__name__} {answer!r:.100}"
+                except FwkError:
+                    raise
+                except Exception as error:
+                    why = f"raised {type(error).__name__}"
+                    log.error("%s %s in %s: %s", who, why, name, one_line_traceback(error))
+                has_failed = True
+                failed(self, f"{who} {why} in {name}")
+            return default(*args)
+
+        return call
+
+    body: dict[str, Any] = {"__slots__": ()}
+    for name in _ANSWERS:
+        own = inspect.getattr_static(cls, name)
+        if own is inspect.getattr_static(EnginePart, name):
+            continue
+        body[name] = property(guard(name, own.fget)) if isinstance(own, property) else guard(name, own)
+    part.__class__ = type(cls.__name__, (cls,), body)
+    return part
