@@ -44,12 +44,12 @@ class EngineFeatures:
 
     def of(self, request: Request) -> Parts:
         """Those that have a part in a request. Raises ``InvalidRequest`` in the name of one that refuses it."""
-        for name in request.features:
+        for name in request.features if self.failed else ():
             if name in self.failed:
                 raise RequestFailed(self.failed[name])
-            if name not in self._parts:
-                raise InvalidRequest(f"this engine has no feature {name!r}")
         if not self.all:
+            if request.features:
+                raise InvalidRequest(f"this engine has no feature {next(iter(request.features))!r}")
             return ()
         found = tuple(part for part in self.all if part.concerns(request))
         for i, part in enumerate(found):
@@ -162,6 +162,7 @@ def build_engine_features(
     """The parts of all features that are on. call: of all workers (``Executor.call``)."""
     parts: list[EnginePart] = []
     labels: dict[str, str] = {}
+    left_out: list[str] = []
     for item, spec, options in declared(factory):
         context = EnginePartContext(
             name=item.name,
@@ -175,10 +176,14 @@ def build_engine_features(
             num_running=num_running,
         )
         part = factory.build_or_leave_out(item, context, spec.engine) if spec.engine else EnginePart(context)
-        if part is not None:
+        if part is None:
+            left_out.append(item.name)
+        else:
             parts.append(part)
             labels[item.name] = f"feature {item.label}"
-    return EngineFeatures(parts, factory.plugins.left_out, labels)
+    found = EngineFeatures(parts, factory.plugins.left_out, labels)
+    found.failed |= {name: f"feature {name!r} failed to start" for name in left_out}
+    return found
 
 
 def _call_own(call: Callable[..., list[Any]], key: str, operation: str, *args: Any) -> list[Any]:

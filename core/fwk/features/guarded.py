@@ -29,7 +29,7 @@ def _is_told(answer: Any) -> bool:
 
 
 def _is_truth(answer: Any) -> bool:
-    return isinstance(answer, bool)
+    return answer is not None
 
 
 def _are_ids(answer: Any) -> bool:
