@@ -93,6 +93,6 @@ def guarded(part: EnginePart, who: str, failed: Callable[[EnginePart, str], None
         own = inspect.getattr_static(cls, name)
         if own is inspect.getattr_static(EnginePart, name):
             continue
-        body[name] = property(guard(name, own.fget)) if isinstance(own, property) else guard(name, own)
+        body[name] = property(guard(name, own.fget)) if isinstance(own, property) and own.fget else guard(name, own)
     part.__class__ = type(cls.__name__, (cls,), body)
     return part
