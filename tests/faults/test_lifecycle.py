@@ -117,6 +117,19 @@ def test_a_hung_engine_is_started_again(spawn: Start) -> None:
 
 
 @pytest.mark.sweep
+def test_a_spare_engine_takes_the_place_of_a_dead_one(spawn: Start) -> None:
+    server = spawn(*SLOW, "--health-monitor", "--spare-engines", "1")
+    [spare] = until(lambda: [p for p in server.engines() if p != server.engine], 10, "a spare engine")
+    until(lambda: spare.cpu_times().user > 1, 10, "its imports")
+    server.signal_engine(signal.SIGKILL)
+    until(lambda: server.log.count("serves again") == 1, RESTART_SECONDS, "a new engine")
+    assert server.engines()[0] == spare
+    [next_one] = until(lambda: [p for p in server.engines() if p != spare], 10, "another spare engine")
+    server.process.send_signal(signal.SIGKILL)
+    until(lambda: not is_alive(spare) and not is_alive(next_one), 5, "their ends, with the API process")
+
+
+@pytest.mark.sweep
 async def test_only_the_dead_one_of_two_is_started_again(spawn: Start) -> None:
     server = spawn(*SLOW, "--health-monitor", "--data-parallel-size", "2", "--replica-slow-start", "3600")
     first, second = server.engines()

@@ -118,6 +118,8 @@ class Server:
             flags = ("--port", "0", *flags)
         if "--health-monitor" not in flags:  # a death that no test foresees shows, and a dead engine stays dead
             flags = ("--health-monitor", "false", *flags)
+        if "--spare-engines" not in flags:  # a start of an engine more, which most tests are without
+            flags = ("--spare-engines", "0", *flags)
         if "--max-total-tokens" not in flags:
             flags = ("--max-total-tokens", "8192", *flags)  # proving the books takes as long as there are blocks
         words = ["serve", str(model), "--served-model-name", "tiny", "--check-blocks", "true", *flags]

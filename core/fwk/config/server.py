@@ -109,6 +109,15 @@ class ServerOptions(Options):
         "/health says 503 until the server is started again.",
         stability="beta",
     )
+    spare_engines: int | None = option(
+        None,
+        "Processes that have imported what an engine needs (a quarter of a GB each) and wait to take the place of one that died, "
+        "which then serves sooner; for all engines of a model (default: 1 where 4 GiB are free and --health-monitor is "
+        "on).",
+        stability="beta",
+        ge=0,
+        le=64,
+    )
     watchdog_timeout: float = option(
         300.0,
         "Seconds a step may take, and the engine's loop may not answer, until it counts as hung and is ended.",

@@ -18,6 +18,7 @@ from fwk.interfaces.engine_pool import Engine, EnginePool, Receiver
 from fwk.server.admission import RETRY_SECONDS
 from fwk.server.engine_client import EngineClient
 from fwk.server.engine_process import EngineProcess
+from fwk.server.spare_engines import SpareEngines
 from fwk.types import EngineReady, EngineStats, Request, total_stats
 
 log = logging.getLogger(__name__)
@@ -30,7 +31,7 @@ DEATHS_SECONDS = 60
 
 
 class OneEngine(EnginePool):
-    """One engine of ``num_engines`` that a model has. ``process``: one that was started before.
+    """One engine of ``num_engines`` that a model has. ``process``: one that was started before. ``spares``: of all.
 
     begins: tells an engine in another's place what that one was told, before it serves.
     """
@@ -43,8 +44,10 @@ class OneEngine(EnginePool):
         index: int = 0,
         num_engines: int = 1,
         process: EngineProcess | None = None,
+        spares: SpareEngines | None = None,
     ) -> None:
         self._config = config
+        self._spares = spares or SpareEngines(config, num_engines)
         self._begins = begins
         self._index = index
         self._new_client = partial(EngineClient, config, fingerprint, index, num_engines)
@@ -67,6 +70,7 @@ class OneEngine(EnginePool):
     async def wait_ready(self) -> EngineReady:
         ready = await self._client.wait_ready()
         self._check_weights(ready)
+        self._spares.prepare(lambda: bool(self._open))
         return ready
 
     def _check_weights(self, ready: EngineReady) -> None:
@@ -85,7 +89,7 @@ class OneEngine(EnginePool):
         self._count_anew(EngineStats())
 
     async def start_again(self) -> EngineReady:
-        self._install(self._new_client())
+        self._install(self._new_client(self._spares.take()))
         try:
             await self.start()
             ready = await self.wait_ready()
@@ -96,6 +100,7 @@ class OneEngine(EnginePool):
         return ready
 
     async def close(self) -> None:
+        self._spares.close()
         await self._stop_reviving()
         await self._client.close()
 
@@ -206,7 +211,7 @@ class OneEngine(EnginePool):
         await self._client.close()
         while delay is not None:
             await asyncio.sleep(delay)
-            client = self._new_client()
+            client = self._new_client(self._spares.take())
             try:
                 await client.start()
                 self._check_weights(await client.wait_ready())
@@ -222,6 +227,7 @@ class OneEngine(EnginePool):
             self._install(client)
             self._count_anew(client.stats)
             log.warning("engine %d serves again", self._index)
+            self._spares.prepare(lambda: bool(self._open))
             return
         self.on_given_up()
 

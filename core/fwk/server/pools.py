@@ -15,6 +15,7 @@ from fwk.plugins.pools import num_engines, num_pools, pools_on
 from fwk.plugins.selection import check_used
 from fwk.server.engine_process import EngineProcess
 from fwk.server.one_engine import OneEngine
+from fwk.server.spare_engines import SpareEngines
 
 
 class PoolBuilder:
@@ -39,6 +40,7 @@ class PoolBuilder:
         self._shared = shared
         self._on = pools_on(plugins, config.plugin_options)
         self.num_engines = num_engines(plugins, config.plugin_options)
+        self._spares = SpareEngines(config, self.num_engines)
         self.selections: list[Selection] = []
         self.lifecycles: list[PluginLifecycle] = []
         self.by_plugin: dict[str, EnginePool] = {}
@@ -53,7 +55,7 @@ class PoolBuilder:
         if level == len(self._on):
             process = self._processes[index] if index < len(self._processes) else None
             fingerprint = self._factory.plugins.fingerprint
-            return OneEngine(self._config, fingerprint, begins, index, self.num_engines, process)
+            return OneEngine(self._config, fingerprint, begins, index, self.num_engines, process, self._spares)
         item, options = self._on[level]
         first = index * num_pools(item, options)
         context = self._context(
