@@ -111,9 +111,9 @@ class ServerOptions(Options):
     )
     spare_engines: int | None = option(
         None,
-        "Processes that have imported what an engine needs (a quarter of a GB each) and wait to take the place of one that died, "
-        "which then serves sooner; for all engines of a model (default: 1 where 4 GiB are free and --health-monitor is "
-        "on).",
+        "Processes that have imported what an engine needs (a quarter of a GB each) and wait to take the place of one "
+        "that died, which then serves sooner; for all engines of a model (default: 1 where 4 GiB are free and "
+        "--health-monitor is on).",
         stability="beta",
         ge=0,
         le=64,
