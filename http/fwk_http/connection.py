@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 from typing import TYPE_CHECKING
 
 import httptools
@@ -23,6 +24,12 @@ MAX_HEAD_BYTES = 32 * 1024
 """Of a request's line and headers together."""
 
 MAX_HEADERS = 256
+
+KEEPALIVE_SECONDS = 5
+"""Between two questions whether a client of HTTP/1.0 is there, which has said that it sends no more."""
+
+_TCP_CLOSE = 7
+"""Linux's state of a connection that was reset."""
 
 PROBE_SECONDS = (0.1, 0.5, 2.0)
 """When a client that ended its side of the connection is probed again. Four interim replies in all: some clients take
@@ -127,6 +134,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def eof_received(self) -> bool:  # type: ignore[override]
         """The client sends no more. It may have gone, or wait for its reply: an interim reply (100) finds out, since
         the system of a client that has gone answers with a reset. Returns whether the connection stays open.
+
+        HTTP/1.0 has none, so that it takes longer to find out there.
         """
         self._may_linger = False
         if self.transport.is_closing():
@@ -137,11 +146,29 @@ class BoundedProtocol(HttpToolsProtocol):
             return False
         if self.cycle is None or self.cycle.response_complete:
             return False
-        if self.scope["http_version"] != "1.1":  # knows no interim replies
-            return False
         self.cycle.keep_alive = False
-        self._probe_client(list(PROBE_SECONDS))
+        if self.scope["http_version"] == "1.1":
+            self._probe_client(list(PROBE_SECONDS))
+        else:  # knows no interim replies
+            self._watch_client()
         return True
+
+    def _watch_client(self) -> None:
+        """Have the system ask the client's whether it is still there. One that has gone answers with a reset, at once
+        or when it has forgotten the connection, a minute after its end on Linux.
+        """
+        self._probe = None
+        connection = self.transport.get_extra_info("socket")
+        if self.transport.is_closing() or connection is None or not hasattr(socket, "TCP_INFO"):
+            return
+        with contextlib.suppress(OSError):  # no TCP
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL):
+                connection.setsockopt(socket.IPPROTO_TCP, option, KEEPALIVE_SECONDS)
+            if connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _TCP_CLOSE:
+                self.transport.abort()
+                return
+            self._probe = self.loop.call_later(KEEPALIVE_SECONDS, self._watch_client)
 
     def _probe_client(self, pauses: list[float]) -> None:
         """Write to a client that may have gone; once its reply has begun, that is the probe."""
