@@ -10,6 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 
 from fwk import native
 from fwk.errors import PluginError
@@ -85,3 +86,16 @@ def test_a_wheel_is_built(tmp_path: Path, kernels: str) -> None:
     assert len(libraries) == (len([name for name in names if name.endswith(".cpp")]) if kernels else 0)
     for name in ("fwk_server/playground/static/app.js", "fwk_operators/cpu/operators.cpp", "fwk/py.typed"):
         assert name in names
+
+
+def test_only_publishing_may_ask_for_an_identity() -> None:
+    """The release's workflow: started by a person, and no step before the last holds what PyPI trusts."""
+    text = (ROOT / ".github/workflows/release.yml").read_text()
+    workflow = yaml.safe_load(text)
+    assert set(workflow[True]) == {"workflow_dispatch"}, "the key `on`, as YAML reads it"
+    assert workflow["permissions"] == {"contents": "read"}
+    jobs = workflow["jobs"]
+    assert [name for name, job in jobs.items() if "permissions" in job] == ["publish"]
+    assert set(jobs["publish"]["needs"]) == set(jobs) - {"publish"}
+    assert "secrets." not in text
+    assert not any("${{" in step.get("run", "") for job in jobs.values() for step in job["steps"]), "a shell reads tags"
