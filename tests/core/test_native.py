@@ -8,14 +8,20 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from fwk import native
+from fwk.config import Config, EngineOptions
 from fwk.errors import ConfigError, PluginError
 from fwk.native import build
+from fwk.native import cache as libraries
+from fwk.native.ahead import build_ahead
+from fwk.plugins import discover
+from fwk.plugins.selection import probable_kernels
 
 SOURCE = 'extern "C" int answer() { return %s; }'
 
@@ -231,3 +237,43 @@ def test_threads_are_torchs(cache: Path, tmp_path: Path) -> None:
             assert library.most() == count
     finally:
         torch.set_num_threads(before)
+
+
+def test_several_are_built_ahead_in_a_process_of_its_own(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever needs one that is under way waits for it; a source that fails is told to whoever needs it."""
+    sources = [tmp_path / f"{name}.cpp" for name in ("one", "two", "wrong")]
+    for number, source in enumerate(sources, 1):
+        source.write_text(f'extern "C" int answer() {{ return {number}; }}')
+    sources[2].write_text("no C++")
+    process = build_ahead(sources)
+    assert process is not None
+    assert process.wait(60) == 0
+    assert "building 3 kernels for this CPU" in capfd.readouterr().err
+    with monkeypatch.context() as patch:
+        patch.setattr(build, "_build", lambda *_: pytest.fail("it is built a second time"))
+        assert [native.load(source).answer() for source in sources[:2]] == [1, 2]
+    assert build_ahead(sources[:2]) is None, "they are there"
+    with pytest.raises(PluginError, match="the kernel wrong could not be built"):
+        native.load(sources[2])
+    target = build.build_library(sources[0])
+    target.unlink()
+    with libraries.locked(target, pytest.fail):
+        waiting = threading.Thread(target=build.build_library, args=(sources[0],))
+        waiting.start()
+        while "waiting for the kernel one" not in capfd.readouterr().err:
+            time.sleep(0.01)
+    waiting.join(60)
+    assert libraries.is_intact(target)
+
+
+def test_what_is_built_ahead_is_what_a_run_will_probably_choose() -> None:
+    plugins = discover()
+    names = {path.name for path in probable_kernels([Config()], plugins)}
+    assert {"attention.cpp", "operators.cpp", "floats.cpp", "packing.cpp", "sampler.cpp"} <= names
+    assert all(path.is_file() for path in probable_kernels([Config()], plugins))
+    named = Config(engine=EngineOptions(attention_backend="torch", device="cpu"))
+    assert names - {path.name for path in probable_kernels([named], plugins)} == {"attention.cpp"}
+    elsewhere = Config(engine=EngineOptions(device="cuda"))
+    assert "attention.cpp" not in {path.name for path in probable_kernels([elsewhere], plugins)}

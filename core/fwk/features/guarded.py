@@ -90,9 +90,10 @@ def guarded(part: EnginePart, who: str, failed: Callable[[EnginePart, str], None
 
     body: dict[str, Any] = {"__slots__": ()}
     for name in _ANSWERS:
-        own = inspect.getattr_static(cls, name)
+        own: Any = inspect.getattr_static(cls, name)
         if own is inspect.getattr_static(EnginePart, name):
             continue
-        body[name] = property(guard(name, own.fget)) if isinstance(own, property) and own.fget else guard(name, own)
+        getter = own.fget if isinstance(own, property) else None
+        body[name] = guard(name, own) if getter is None else property(guard(name, getter))
     part.__class__ = type(cls.__name__, (cls,), body)
     return part

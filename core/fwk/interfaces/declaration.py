@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
+from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
 from packaging.requirements import Requirement
@@ -227,6 +228,7 @@ class Declaration:
     - ``summary``: one line for ``fwk plugins list``.
     - ``touches``: what the plugin's own code does besides answering core, of ``TOUCHES``, for its users to know; what a
       plugin of another package touches undeclared is in the log, and refused with ``--strict``.
+    - ``kernels``: C++ sources that it builds on first use (``fwk.native``); a server begins with them while it fetches.
     """
 
     family: ClassVar[str] = ""
@@ -246,6 +248,7 @@ class Declaration:
     limits: tuple[Limit, ...] = ()
     asks: tuple[Ask, ...] = ()
     offers: frozenset[str] = frozenset()
+    kernels: tuple[Path, ...] = ()
 
     def __init_subclass__(cls, **words: Any) -> None:
         super().__init_subclass__(**words)

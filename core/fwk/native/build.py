@@ -98,20 +98,31 @@ def build_library(source: Path, instructions: str | None = None) -> Path:
     found = _prebuilt(source, instructions or isa())
     if found is not None:
         return found
-    try:
-        command = required_compiler()
-    except PluginError as error:
-        raise PluginError(f"the kernel {source.stem} {error}") from None
-    flags = (*COMMON_FLAGS, *flags_of(instructions or isa()))
-    target = cache.folder() / library_name(source, flags, compiler.version(command))
+    target, command, flags = _plan(source, instructions)
     if not cache.is_intact(target):
         try:
-            with cache.locked(target):
+            with cache.locked(target, lambda: _say(f"waiting for the kernel {source.stem}, which is being built")):
                 if not cache.is_intact(target):
                     _build(source, target, command, flags)
         except OSError as error:
             raise PluginError(f"the kernel {source.stem} could not be built in {target.parent}: {error}") from None
     return target
+
+
+def find_library(source: Path) -> Path | None:
+    """The library for this machine's instruction set, if it is there. Raises ``PluginError`` as ``load`` does."""
+    target = _prebuilt(source, isa()) or _plan(source, None)[0]
+    return target if cache.is_intact(target) or target.is_relative_to(prebuilt.FOLDER) else None
+
+
+def _plan(source: Path, instructions: str | None) -> tuple[Path, tuple[str, ...], tuple[str, ...]]:
+    """Where the library is kept once built, by which command, and with which flags."""
+    try:
+        command = required_compiler()
+    except PluginError as error:
+        raise PluginError(f"the kernel {source.stem} {error}") from None
+    flags = (*COMMON_FLAGS, *flags_of(instructions or isa()))
+    return cache.folder() / library_name(source, flags, compiler.version(command)), command, flags
 
 
 def _prebuilt(source: Path, instructions: str) -> Path | None:
@@ -149,10 +160,14 @@ def _files(source: Path) -> list[Path]:
     return found
 
 
+def _say(what: str) -> None:
+    print(f"fwk: {what} ...", file=sys.stderr, flush=True)
+
+
 def _build(source: Path, target: Path, command: tuple[str, ...], flags: tuple[str, ...]) -> None:
     told = f"building the kernel {source.stem} (once, some seconds)"
     if not is_watched():
-        print(f"fwk: {told} ...", file=sys.stderr, flush=True)
+        _say(told)
     with (
         _termination_delayed(source),
         cache.workspace(target) as folder,

@@ -11,7 +11,7 @@ import hashlib
 import os
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -69,10 +69,14 @@ def store(built: Path, library: Path) -> None:
 
 
 @contextmanager
-def locked(library: Path) -> Iterator[None]:
-    """One process builds a library; others wait and find it."""
+def locked(library: Path, waits: Callable[[], None]) -> Iterator[None]:
+    """One process builds a library; others call ``waits``, wait and find it."""
     with library.with_name(f"{library.name}.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            waits()
+            fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 

@@ -6,6 +6,7 @@ import difflib
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -314,6 +315,20 @@ def static_choice(plugins: PluginSet, family: str, requested: str) -> str:
         item.declaration.needs != Needs() or type(item.declaration).refusal is not Declaration.refusal for item in items
     )
     return requested if requested != "auto" or depends or not items else items[0].name
+
+
+def probable_kernels(configs: Iterable[Config], plugins: PluginSet) -> list[Path]:
+    """C++ sources of what these runs will probably choose: nothing that was asked for speaks against it."""
+    found: dict[Path, None] = {}
+    for config in configs:
+        for item in plugins.all():
+            declaration, device = item.declaration, item.declaration.needs.device
+            option = FAMILIES[declaration.family].option
+            if not declaration.kernels or config.engine.device not in (AUTO, device or config.engine.device):
+                continue
+            if option is None or option_value(config, plugins, option) in (AUTO, item.name):
+                found.update(dict.fromkeys(declaration.kernels))
+    return list(found)
 
 
 def check_used(plugins: PluginSet, given: Mapping[str, Mapping[str, object]], chosen: Mapping[str, str]) -> None:

@@ -16,8 +16,10 @@ from starlette.types import ASGIApp
 from fwk import __version__
 from fwk.config import Config
 from fwk.errors import ConfigError, EngineDead, PluginError
+from fwk.native.ahead import build_ahead
 from fwk.plugins import PluginSet
 from fwk.plugins.pools import model_router
+from fwk.plugins.selection import probable_kernels
 from fwk.process.file_limits import allow_more_descriptors
 from fwk.process.gc import gc_paused
 from fwk.process.malloc import Heap, return_large_blocks
@@ -55,6 +57,7 @@ def serve(
     warn_if_open(options, listening.keys)
     allow_more_descriptors()
     return_large_blocks()
+    build_ahead(probable_kernels(configs, plugins))
     # fetch first, with progress: the engine process then finds it in place
     sizes = [num_bytes(locate(config, plugins, progress)) for config in configs]
     for engine in engines:

@@ -1,6 +1,7 @@
 """Paged attention on a CPU by a kernel of our own, which reads K and V where they lie."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from fwk import AttentionBackendSpec, Needs, hookimpl, native
 from fwk.interfaces.declaration import Facts
@@ -34,6 +35,7 @@ def attention_backends() -> list[AttentionBackendSpec]:
             kv_layouts={"auto": "rows"},  # slower than its own: tiles are made of rows whenever they are read
             offers=frozenset({"deterministic", "invariant"}),
             rank=10,
+            kernels=(Path(__file__).with_name("attention.cpp"),),
             summary="C++ kernels for CPUs (AVX2, AVX-512, AMX), built on first use.",
         )
     ]

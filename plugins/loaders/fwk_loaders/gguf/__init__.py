@@ -1,5 +1,7 @@
 """Reads GGUF files: weights, configuration, tokeniser and chat template in one file."""
 
+from pathlib import Path
+
 from fwk import LoaderSpec, hookimpl
 
 
@@ -11,6 +13,7 @@ def loaders() -> list[LoaderSpec]:
             name="gguf",
             load="fwk_loaders.gguf.loader:GGUFLoader",
             rank=20,
+            kernels=(Path(__file__).with_name("blocks.cpp"),),
             summary="GGUF files (llama.cpp); block-quantised weights are de-quantised while loading",
         )
     ]

@@ -1,6 +1,7 @@
 """Operators on a CPU by kernels of our own, each fused into one pass."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from fwk import Needs, OperatorsSpec, hookimpl, native
 from fwk.interfaces.declaration import Facts
@@ -24,6 +25,7 @@ def operators() -> list[OperatorsSpec]:
             dtypes=("float32", "bfloat16"),
             offers=frozenset({"deterministic", "invariant"}),
             rank=10,
+            kernels=(Path(__file__).with_name("operators.cpp"),),
             summary="C++ kernels for CPUs (AVX2, AVX-512), built on first use; what a recorded step is made of.",
         )
     ]

@@ -1,9 +1,13 @@
 """Weights as the checkpoint has them."""
 
+from pathlib import Path
+
 from fwk import Needs, QuantizerSpec, hookimpl
 from fwk.config import Options, option
 from fwk.interfaces.declaration import Facts, InterpretedKernels
 from fwk_quant._common.declaration import NativeOnCpuSpec
+
+_KERNELS = Path(__file__).parents[1] / "_linear_cpu"
 
 
 class PlainOptions(Options):
@@ -54,6 +58,7 @@ def quantizers() -> list[QuantizerSpec]:
             options=PlainOptions,
             native_dtypes=("float32", "bfloat16"),
             rank=10,
+            kernels=tuple(_KERNELS / name for name in ("floats.cpp", "packing.cpp")),
             summary="Unquantised weights; on a CPU by C++ kernels (AVX2, AVX-512, AMX), built on first use.",
         )
     ]

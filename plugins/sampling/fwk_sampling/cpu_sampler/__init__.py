@@ -1,6 +1,7 @@
 """Temperature, truncation and the pick in one native operator: the logits of a row are read two or three times."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from fwk import Needs, SamplerSpec, hookimpl, native
 from fwk.interfaces.declaration import Facts
@@ -23,6 +24,7 @@ def samplers() -> list[SamplerSpec]:
             needs=Needs(device="cpu"),
             finishes=("temperature", "truncation"),
             rank=20,
+            kernels=(Path(__file__).with_name("sampler.cpp"),),
             summary="A C++ kernel for CPUs that truncates and picks in one go, built on first use.",
         )
     ]
