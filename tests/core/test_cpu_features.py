@@ -92,3 +92,10 @@ def test_compilers(tmp_path: Path) -> None:
     amx.refused_by_compiler.cache_clear()
     assert amx.refused_by_compiler((str(script),)) is None
     assert "does not run" in (amx.refused_by_compiler((str(tmp_path / "none"),)) or "")
+
+
+@pytest.mark.parametrize(("compiler", "most"), [("true", "avx2_vnni"), ("false", "avx2")])
+def test_avx_vnni_takes_a_compiler_that_knows_it(compiler: str, most: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_features, "cpu_flags", lambda: native.ISA_NEEDS["avx2_vnni"])
+    monkeypatch.setattr(cpu_features.compiler, "find", lambda: (compiler,))
+    assert native.isas()[-1] == most

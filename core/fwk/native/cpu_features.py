@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import subprocess
 import sys
 
 from fwk.errors import ConfigError
@@ -12,6 +13,7 @@ from fwk.native import amx, compiler, prebuilt
 ISA_FLAGS: dict[str, tuple[str, ...]] = {
     "plain": (),
     "avx2": ("-mavx2", "-mfma", "-mf16c"),
+    "avx2_vnni": ("-mavx2", "-mfma", "-mf16c", "-mavxvnni"),
     "avx512": (
         *("-mavx2", "-mfma", "-mf16c", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"),
         "-mprefer-vector-width=512",
@@ -25,6 +27,7 @@ ISA_FLAGS["amx"] = (*ISA_FLAGS["avx512_bf16"], *amx.FLAGS)
 ISA_NEEDS: dict[str, frozenset[str]] = {
     "plain": frozenset(),
     "avx2": frozenset({"avx2", "fma", "f16c"}),
+    "avx2_vnni": frozenset({"avx2", "fma", "f16c", "avx_vnni"}),
     "avx512": frozenset({"avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl"}),
 }
 ISA_NEEDS["avx512_vnni"] = ISA_NEEDS["avx512"] | {"avx512_vnni"}
@@ -66,6 +69,17 @@ def amx_refusal() -> str | None:
     return why
 
 
+@functools.cache
+def _knows_avx_vnni(command: tuple[str, ...]) -> bool:
+    """Whether a compiler and its assembler do: g++ 11 and binutils 2.36, or clang++ 12."""
+    probe = 'void f() { asm("{vex} vpdpbusd %ymm0, %ymm0, %ymm0"); }'
+    line = [*command, *ISA_FLAGS["avx2_vnni"], "-x", "c++", "-c", "-", "-o", os.devnull]
+    try:
+        return not subprocess.run(line, input=probe, capture_output=True, text=True, timeout=60, check=False).returncode
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+
+
 def isas() -> list[str]:
     """Instruction sets this machine can run, from the least to the most.
 
@@ -73,9 +87,12 @@ def isas() -> list[str]:
     """
     flags = cpu_flags()
     possible = [name for name, needs in ISA_NEEDS.items() if needs <= flags]
-    if compiler.find() is None:
+    command = compiler.find()
+    if command is None:
         brought = prebuilt.instruction_sets()
         possible = [name for name in possible if name in brought] or possible
+    elif possible[-1] == "avx2_vnni" and not _knows_avx_vnni(command):
+        possible.pop()
     return [name for name in possible if name != "amx" or amx_refusal() is None]
 
 

@@ -160,7 +160,7 @@ inline void read_factors(const Matrix& m, int64_t at, int64_t nest, Factors& to)
 }
 
 // Whether a tile unpacks integers to bytes itself, in parallel with the products, which run on other execution ports.
-#if defined(__AVX512VNNI__)
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
 constexpr bool UNPACKS_IN_PLACE = true;
 #else
 constexpr bool UNPACKS_IN_PLACE = false;

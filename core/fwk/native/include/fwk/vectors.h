@@ -271,6 +271,8 @@ inline vi dot(vi sums, vi bytes, int32_t x) {
     const __m512i low = _mm512_set1_epi16(255);
     const __m512i even = _mm512_madd_epi16(_mm512_and_si512(w, low), _mm512_srai_epi16(_mm512_slli_epi16(factor, 8), 8));
     return sums + (vi)even + (vi)_mm512_madd_epi16(_mm512_srli_epi16(w, 8), _mm512_srai_epi16(factor, 8));
+#elif defined(__AVXVNNI__)
+    return (vi)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)bytes, _mm256_set1_epi32(x));
 #elif defined(__AVX2__)
     const __m256i w = (__m256i)bytes, factor = _mm256_set1_epi32(x);
     if (MAX_VALUE < 128)
