@@ -151,8 +151,13 @@ inline vf from_half(const uint16_t* p) {
 #endif
 }
 
+#if defined(__AVX2__) && !defined(__AVX512F__)  // compilers convert vectors of 8 bytes one by one
+inline vf from_bytes(const uint8_t* p) { return as_float((vi)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p))); }
+inline vf from_bytes(const int8_t* p) { return as_float((vi)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p))); }
+#else
 inline vf from_bytes(const uint8_t* p) { return as_float(__builtin_convertvector(*(const vub*)p, vi)); }
 inline vf from_bytes(const int8_t* p) { return as_float(__builtin_convertvector(*(const vb*)p, vi)); }
+#endif
 
 // Partial vectors: load the first n < W numbers and zero the others; store the first n.
 template <class T>
