@@ -55,14 +55,14 @@ def reader(threads: ThreadPool, num_bytes: int) -> Callable[[], None]:
 
 def integers(name: str, rows: int, columns: int) -> Integers:
     """Random ones; their values do not matter."""
-    bits = {"int8": 8, "int4": 4, "Q8_0": 8, "Q4_0": 4, "Q4_1": 4, "Q4_K": 4, "Q6_K": 6}[name]
+    bits = {"int8": 8, "int4": 4, "Q8_0": 8, "Q4_0": 4, "Q4_1": 4, "Q4_K": 4, "Q5_K": 5, "Q6_K": 6}[name]
     group = {"int8": columns, "int4": 64, "Q6_K": 16}.get(name, 32)
     numbers = torch.randint(0, 2**bits, (rows, columns), dtype=torch.uint8)
     groups = columns // group
     scales = torch.rand(rows, groups).half() / 2**bits
     if name == "Q4_1":
         return Integers(bits, numbers, group, scales, offsets=scales)
-    if name == "Q4_K":
+    if name in ("Q4_K", "Q5_K"):
         bytes_ = torch.randint(0, 64, (rows, groups), dtype=torch.int8)
         nested = Nested(torch.rand(rows, groups // (8 if groups % 8 == 0 else groups)).half(), bytes_)
         return Integers(bits, numbers, group, nested, offsets=nested)

@@ -5,6 +5,11 @@
 Two engines in processes of their own take turns: one as fwk is installed, one that finds no C++ compiler, so that torch
 computes everything. ``--isa`` holds for both: kernels are built for it, and torch and oneDNN are told to use no more.
 Milliseconds; a ratio is torch's time to ours in the same round, so above 1 where ours is faster.
+
+    python -m benchmarks.shapes --bounds Q4_K,Q6_K,Q8_0 [--shape 1b] [--isa avx2] [--cores 1] [--clock cpu]
+
+The matrices of a layer in packed formats, by rows: the share of the time that a loop needs which only reads them.
+``--clock cpu`` counts this thread's processor time, for machines that others use too.
 """
 
 from __future__ import annotations
@@ -24,7 +29,7 @@ from benchmarks.peers.page import machine
 PROMPTS = (16, 128, 1024)
 BATCHES = (1, 2, 4, 8, 32)
 CONTEXT = 128
-TORCH_ISA = {"avx2": ("AVX2", "avx2"), "avx512": ("AVX512_CORE", "avx512")}
+TORCH_ISA = {"avx2": ("AVX2", "avx2"), "avx2_vnni": ("AVX2_VNNI", "avx2"), "avx512": ("AVX512_CORE", "avx512")}
 """For each of ours: the most that oneDNN and torch may use."""
 
 
@@ -56,6 +61,46 @@ def work(dtype: str, quantization: str) -> None:
             print(json.dumps(found), flush=True)
 
 
+def bounds(formats: list[str], shape: str, isa: str | None, rounds: int, *, counts_cpu: bool) -> None:
+    """Print what share of the read bound products with each format reach."""
+    import torch
+
+    from benchmarks.cpu_linears import integers, reader, size_of
+    from benchmarks.model_shapes import SHAPES, tensors
+    from fwk import native
+    from fwk.native.thread_pool import ThreadPool
+    from fwk_quant._linear_cpu.integers import IntegerKernel
+
+    clock = time.thread_time if counts_cpu else time.perf_counter
+    config, threads = SHAPES[shape], ThreadPool(len(os.sched_getaffinity(0)))
+    sizes = [size for name, size in tensors(config).items() if ".layers.0." in name and len(size) == 2] * 2
+    kernel = IntegerKernel(threads, isa)
+    print(f"{machine()}; {threads.size} threads, {isa or native.isa()}, two layers of {shape}\n")
+    print("| format | rows | ms, median | read bound, ms | share, median (least to most) |")
+    print("| --- | --- | --- | --- | --- |")
+    for name in formats:
+        packed = [kernel.pack(integers(name, *size)) for size in sizes]
+        read = reader(threads, sum(map(size_of, packed)))
+        for rows in BATCHES[:-1]:
+            inputs = {size[1]: torch.randn(rows, size[1]).bfloat16() for size in sizes}
+
+            def run(x: dict[int, torch.Tensor] = inputs, packed: list[Any] = packed) -> None:
+                for matrix in packed:
+                    kernel.apply(matrix, x[matrix.size[1]], None)
+
+            times: list[tuple[float, float]] = []
+            for _ in range(rounds + 1):
+                starts = [clock()]
+                for work in (run, read):
+                    work()
+                    starts.append(clock())
+                times.append((starts[1] - starts[0], starts[2] - starts[1]))
+            ours, bound = (1e3 * statistics.median(part) for part in zip(*times[1:], strict=True))
+            shares = [b / a for a, b in times[1:]]
+            spread = f"{statistics.median(shares):.2f} ({min(shares):.2f} to {max(shares):.2f})"
+            print(f"| {name} | {rows} | {ours:.2f} | {bound:.2f} | {spread} |", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--cores", type=int, default=1)
@@ -63,12 +108,18 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--quantization", default="none")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--bounds", help="packed formats, with commas between: their share of the read bound")
+    parser.add_argument("--shape", default="1b", help="whose matrices --bounds takes")
+    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall", help="of --bounds; cpu needs --cores 1")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
         return work(arguments.dtype, arguments.quantization)
     cores = sorted(os.sched_getaffinity(0))[-arguments.cores :]
     os.sched_setaffinity(0, cores)
+    if arguments.bounds:
+        counts_cpu, formats = arguments.clock == "cpu", arguments.bounds.split(",")
+        return bounds(formats, arguments.shape, arguments.isa, arguments.rounds, counts_cpu=counts_cpu)
     environment = os.environ | {"OMP_NUM_THREADS": str(len(cores))}
     if arguments.isa:
         onednn, aten = TORCH_ISA[arguments.isa]
