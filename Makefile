@@ -1,7 +1,13 @@
 PYTHON ?= $(shell test -x .venv/bin/python && echo .venv/bin/python || echo python3)
 PACKAGES = core http jinja jobs kit plugins tiles tests benchmarks examples docs hatch_build.py
 
-.PHONY: check lint types imports test sweep mutations matrix faults soak attack clients flashinfer examples audit docs site format
+# Where pyenv has it, its python3.12 need not be the current one.
+PYTHON312 ?= $(firstword $(wildcard $(HOME)/.pyenv/versions/3.12*/bin/python3.12) python3.12)
+GPU_SUITES = tests/core/test_devices.py tests/core/test_gpu_script.py $(wildcard tests/core/test_pretended*.py) \
+	tests/plugins/attention/test_flashinfer.py tests/plugins/quant/test_fp8_scaled.py
+COMPILE_AHEAD = $(shell grep -l machine_code -r tests/plugins --include='test_*.py')
+
+.PHONY: check lint types imports test sweep mutations matrix faults soak attack clients flashinfer gpu-environment gpu-bundle examples audit docs site format
 
 check:  ## everything CI runs, but for most of the sweep; ends with what failed in at most 40 lines
 	@$(PYTHON) -m tests.helpers.steps --quiet lint types imports test examples
@@ -43,6 +49,16 @@ clients:  ## real client libraries, each in an environment of its own; needs the
 flashinfer:  ## the package's own planner on a CUDA runtime without a device; needs nvcc and the network, 20 minutes at first
 	$(PYTHON) -m pip install --quiet --upgrade --no-deps --target build/flashinfer -r tests/helpers/cudart/requirements.txt
 	PYTHONPATH=build/flashinfer $(PYTHON) -m pytest -m flashinfer -n 0 tests/plugins/attention/test_flashinfer_planner.py
+
+gpu-environment:  ## the suites of the pretended device in the versions of a GPU machine; needs python3.12 and the network, 5 GB
+	@command -v $(PYTHON312) >/dev/null || { echo "Python 3.12 is not here: install it, or name it: make gpu-environment PYTHON312=/path/to/python3.12" >&2; exit 1; }
+	test -x build/gpu-environment/bin/python || $(PYTHON312) -m venv build/gpu-environment
+	build/gpu-environment/bin/python -m pip install --quiet -r benchmarks/gpu/requirements.txt -e .
+	build/gpu-environment/bin/python -m pytest -n 0 $(GPU_SUITES)
+	build/gpu-environment/bin/python -m pytest -n 0 -m "sweep or not sweep" -k "compiles or machine_code or ahead" $(COMPILE_AHEAD)
+
+gpu-bundle:  ## what travels to a machine with a GPU: .whl, .fi and .ref, and how large it is; needs the network
+	$(PYTHON) -m benchmarks.gpu.bundle
 
 examples:  ## a newcomer's first hour and the packages of examples/plugins, installed beside fwk; needs pip
 	$(PYTHON) -m pytest -n 0 -m sweep tests/e2e/test_examples.py -k "not every_family"

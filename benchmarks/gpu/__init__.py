@@ -1,1 +1,1 @@
-"""Half an hour on a GPU: whether it is right there, and how fast it is."""
+"""Fifteen minutes on a GPU: whether it is right there, and how fast it is."""

@@ -1,111 +1,254 @@
-"""One command for each stage on a GPU; nothing that fails stops what comes after it.
+"""One command for each stage on a GPU; nothing that fails, dies or hangs stops what comes after it.
 
-    python -m benchmarks.gpu OUT [--stage A|B|C] [--device cuda] [--seconds 520] [--only WORD]
+    python -m benchmarks.gpu OUT --stage references
+    python -m benchmarks.gpu OUT --stage prove|measure [--device cuda] [--seconds S] [--references .ref]
+                                 [--only failed|WORD] [--before RESULTS.jsonl]
 
-A proves, B measures, C does a part of both again after a mend. Each case is a process with a time of its own, appends a
-line to OUT/results.jsonl, and its log is in OUT/logs; at the end, or when the time is up, OUT/STAGE.md is a table.
+``references`` is for a CPU, beforehand: what the small models say there, into OUT. ``prove`` compares with them, in the
+order of what each check decides; ``measure`` takes the time of what passed. Each group of checks is a process; a line
+is printed as a check ends, and appended to OUT/results.jsonl. After S seconds (240 and 300) the stage ends itself, and
+OUT/STAGE.md has what there is. ``--before`` names an earlier call's results, for ``--only failed`` and ``measure``.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import queue
+import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
+from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from benchmarks.gpu.cases import Case, cases
+from benchmarks.gpu.cases import FLOORS, STAGES, Check
 
-Run = Callable[[Case, str, Path, float], dict[str, Any]]
-"""A case on a device, with a folder for its files and at most so many seconds."""
-
-SHOWN = (
-    "largest difference",
-    "tokens alike",
-    "ms a token",
-    "tokens a second",
-    "prompt tokens a second",
-    "memory",
-    "error",
-)
+GRACE = 5.0
+"""Seconds by which a check may be late, with its own alarm, before its process is ended."""
+START = 60.0
+"""Seconds in which a process begins its first check."""
+Row = dict[str, Any]
 
 
-def in_a_process(case: Case, device: str, out: Path, seconds: float) -> dict[str, Any]:
-    """What ``benchmarks.gpu.measure`` wrote, or how it ended."""
-    logs = out / "logs"
-    logs.mkdir(exist_ok=True)
-    name = "".join(c if c.isalnum() else "-" for c in f"{case.stage} {case.name}")
-    asked, found = logs / f"{name}.case.json", logs / f"{name}.result.json"
-    asked.write_text(json.dumps(asdict(case)), encoding="utf-8")
-    found.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "benchmarks.gpu.measure", str(asked), str(found), device]
-    with (logs / f"{name}.log").open("w") as log:
-        try:
-            ended = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, timeout=seconds, check=False)
-        except subprocess.TimeoutExpired:
-            return {"passed": False, "error": f"not done in {seconds:.0f} s"}
-    if found.exists():
-        return json.loads(found.read_text(encoding="utf-8"))
-    last = (logs / f"{name}.log").read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
-    return {"passed": False, "error": f"ended with {ended.returncode}: {' '.join(last)[:200]}"}
+class Stage:
+    """Runs groups of checks in processes, as long as there is time."""
 
+    def __init__(
+        self, out: Path, references: Path, device: str, seconds: float, write: Callable[[str], object] = print
+    ) -> None:
+        self.rows: list[Row] = []
+        self._vital = ""
+        """What failed without which the rest says nothing."""
+        self._out, self._references, self._device, self._write = out, references, device, write
+        self._end = time.monotonic() + seconds
+        out.mkdir(parents=True, exist_ok=True)
 
-def run_stage(
-    stage: str, device: str, out: Path, seconds: float, run: Run = in_a_process, chosen: Sequence[Case] | None = None
-) -> list[dict[str, Any]]:
-    """Run the cases of a stage as long as there is time; returns a row for each, the last of them perhaps not run."""
-    out.mkdir(parents=True, exist_ok=True)
-    end, rows = time.monotonic() + seconds, list[dict[str, Any]]()
-    for case in cases(stage) if chosen is None else chosen:
-        left = end - time.monotonic()
-        started = time.monotonic()
-        if left <= 0:
-            found: dict[str, Any] = {"passed": False, "error": "no time was left"}
-        else:
+    @property
+    def left(self) -> float:
+        return self._end - time.monotonic()
+
+    def run(self, checks: Sequence[Check]) -> list[Row]:
+        """A row for each check."""
+        for group, some in groupby(checks, key=lambda check: check.group):
+            waiting = list(some)
+            while waiting:
+                why = "no time was left" if self.left <= 0 else self._vital
+                if why:
+                    for check in waiting:
+                        self._add({"check": check.name, "group": group, "passed": None, "error": why})
+                    break
+                waiting = self._child(waiting)
+        return self.rows
+
+    def _child(self, checks: list[Check]) -> list[Check]:
+        """Run a process; returns the checks that another has to run, which are fewer."""
+        with tempfile.TemporaryDirectory() as folder:
+            given = Path(folder) / "checks.json"
+            given.write_text(json.dumps([asdict(check) for check in checks]), encoding="utf-8")
+            command = [sys.executable, "-m", "benchmarks.gpu.child", str(given), str(self._out)]
+            with (self._out / "children.log").open("ab") as log:
+                child = subprocess.Popen(
+                    [*command, str(self._references), self._device],
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    text=True,
+                    start_new_session=True,  # with what it starts itself
+                )
             try:
-                found = run(case, device, out, min(left, case.seconds))
-            except Exception as error:
-                found = {"passed": False, "error": f"{type(error).__name__}: {error}"}
-        row = {"stage": stage, "case": case.name, "seconds": round(time.monotonic() - started, 1), **found}
-        rows.append(row)
-        with (out / "results.jsonl").open("a", encoding="utf-8") as file:
+                return self._followed(child, list(checks))
+            finally:
+                _end(child)
+
+    def _followed(self, child: subprocess.Popen[str], waiting: list[Check]) -> list[Check]:
+        lines: queue.Queue[str | None] = queue.Queue()
+        assert child.stdout is not None
+        threading.Thread(target=_read, args=(child.stdout, lines), daemon=True).start()
+        limit = time.monotonic() + START
+        while waiting:
+            try:
+                line = lines.get(timeout=max(0.0, min(limit, self._end) - time.monotonic()))
+            except queue.Empty:
+                late = "no time was left" if self.left <= 0 else f"not done in {waiting[0].seconds:.0f} s, and ended"
+                return self._given_up(waiting, late, is_failure=self.left > 0)
+            if line is None:
+                return self._given_up(waiting, f"the process ended with {child.wait()}{self._last_words()}")
+            try:
+                found: Row = json.loads(line)
+            except ValueError:
+                continue  # a library's own words
+            if "begin" in found:
+                limit = time.monotonic() + waiting[0].seconds + GRACE
+            elif found.get("check") == waiting[0].name:
+                self._add(found)
+                ended = waiting.pop(0)
+                limit = time.monotonic() + START
+                if ended.is_vital and found["passed"] is False:
+                    self._vital = f"{ended.name} failed"
+                if self._vital or found.get("is_spoiled"):
+                    return waiting
+        return []
+
+    def _given_up(self, waiting: list[Check], why: str, *, is_failure: bool = True) -> list[Check]:
+        check = waiting[0]
+        if check.is_vital and is_failure:
+            self._vital = f"{check.name} failed"
+        passed = False if is_failure else None
+        self._add({"check": check.name, "group": check.group, "passed": passed, "error": why, "seconds": check.seconds})
+        return waiting[1:]
+
+    def _last_words(self) -> str:
+        last = (self._out / "children.log").read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
+        return f": {last[0][:200]}" if last else ""
+
+    def _add(self, row: Row) -> None:
+        self.rows.append(row)
+        self._write(line_of(row))
+        with (self._out / "results.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
-    (out / f"{stage}.md").write_text(table(rows), encoding="utf-8")
-    return rows
 
 
-def table(rows: Sequence[dict[str, Any]]) -> str:
-    """As Markdown."""
-    shown = [name for name in SHOWN if any(name in row for row in rows)]
-    lines = [f"| case | passed | {' | '.join(shown)} |", "| --- " * (len(shown) + 2) + "|"]
-    for row in rows:
-        cells = [_cell(row.get(name)) for name in shown]
-        lines.append(f"| {row['case']} | {'yes' if row['passed'] else 'NO'} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+def _read(stream: IO[str], lines: queue.Queue[str | None]) -> None:
+    for line in stream:
+        lines.put(line)
+    lines.put(None)
+
+
+def _end(child: subprocess.Popen[str]) -> None:
+    """The process, and those that it started."""
+    with suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+    if child.stdout is not None:
+        child.stdout.close()
+
+
+def line_of(row: Row) -> str:
+    """``PASS seconds name numbers step=...``"""
+    word = {True: "PASS", False: "FAIL", None: "SKIP"}[row["passed"]]
+    numbers = " ".join(f"{name}={_cell(value)}" for name, value in row.get("numbers", {}).items())
+    words = (f"{word} {row.get('seconds', 0.0):6.1f} {row['check']}", numbers, row.get("told", ""), _first(row))
+    return "  ".join(part for part in words if part)
+
+
+def _first(row: Row) -> str:
+    return row.get("error", "").strip().partition("\n")[0][:300]
 
 
 def _cell(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    return "" if value is None else str(value).replace("|", "/")
+    return f"{value:.4g}" if isinstance(value, float) else str(value).replace("|", "/")
+
+
+def table(rows: Sequence[Row]) -> str:
+    """As Markdown; figures that have a floor stand in a table of their own, both turns alongside it."""
+    lines = ["| check | passed | seconds | numbers |", "| --- | --- | --- | --- |"]
+    for row in rows:
+        word = {True: "yes", False: "NO", None: "not run"}[row["passed"]]
+        numbers = ", ".join(f"{name} {_cell(value)}" for name, value in row.get("numbers", {}).items())
+        said = "; ".join(part for part in (numbers, row.get("told", ""), _first(row).replace("|", "/")) if part)
+        lines.append(f"| {row['check']} | {word} | {row.get('seconds', 0.0):.1f} | {said} |")
+    figures = list(_figures(rows))
+    if figures:
+        lines += ["", "| served | figure | first | second | floor | of the floor |", "| --- " * 6 + "|", *figures]
+    return "\n".join(lines) + "\n"
+
+
+def _figures(rows: Sequence[Row]) -> Iterable[str]:
+    for row in rows:
+        served = row["check"].partition(":")[0]
+        words = served.split()
+        floors = FLOORS.get((words[0], words[1]), {}) if len(words) == 3 else {}
+        numbers: dict[str, float] = row.get("numbers", {})
+        for name in dict.fromkeys(figure.removesuffix(" (1)") for figure in numbers if figure.endswith(" (1)")):
+            first, second = numbers[f"{name} (1)"], numbers[f"{name} (2)"]
+            floor = floors.get(name)
+            part = ""
+            if floor is not None:
+                best = min(first, second) if name.startswith("ms") else max(first, second)
+                part = f"{floor / best if name.startswith('ms') else best / floor:.2f}"
+            label = name if "prefill" not in name else f"{name}, {row['check'].rpartition(' ')[2]}"
+            yield f"| {served} | {label} | {first:.4g} | {second:.4g} | {'' if floor is None else floor} | {part} |"
+
+
+def chosen(stage: str, only: str, before: Path | None) -> list[Check]:
+    """Those of a stage, less what ``only`` leaves out and, while measuring, what was not proven."""
+    checks = list(STAGES[stage][0]())
+    earlier: dict[str, bool | None] = {}
+    if before is not None:
+        rows = [json.loads(line) for line in before.read_text(encoding="utf-8").splitlines()]
+        earlier = {row["check"]: row["passed"] for row in rows}
+    if only == "failed":
+        return [check for check in checks if earlier.get(check.name) is not True]
+    if stage == "measure" and earlier:
+        failed = {name.partition(":")[0] for name, passed in earlier.items() if passed is False and "graphs" in name}
+        checks = [check for check in checks if check.options.get("attention_backend") not in failed]
+    return [check for check in checks if only in check.name]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--stage", choices=("A", "B", "C"), default="A")
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--seconds", type=float, default=520.0)
-    parser.add_argument("--only", default="", help="cases whose name has this word")
+    parser.add_argument("--stage", choices=("references", *STAGES), default="prove")
+    parser.add_argument("--device", default="cuda", help="or pretended: a rehearsal without a GPU")
+    parser.add_argument("--seconds", type=float, help="after which the stage ends itself")
+    parser.add_argument("--references", type=Path, default=Path(".ref"))
+    parser.add_argument("--only", default="", help="checks whose name has this word, or failed")
+    parser.add_argument("--before", type=Path, help="results.jsonl of an earlier call")
     given = parser.parse_args()
-    chosen = [case for case in cases(given.stage) if given.only in case.name]
-    rows = run_stage(given.stage, given.device, given.out, given.seconds, chosen=chosen)
-    print(table(rows))
-    return 0 if all(row["passed"] for row in rows) else 1
+    if given.stage == "references":
+        return _references(given.out, given.device)
+    before = given.before
+    if before is None and given.only == "failed":
+        before = given.out / "results.jsonl"
+    if before is not None and not before.exists():
+        parser.error(f"{before} is not there: --before names the results.jsonl of an earlier call")
+    checks = chosen(given.stage, given.only, before)
+    seconds = STAGES[given.stage][1] if given.seconds is None else given.seconds
+    rows = Stage(given.out, given.references, given.device, seconds, lambda line: print(line, flush=True)).run(checks)
+    (given.out / f"{given.stage}.md").write_text(table(rows), encoding="utf-8")
+    print(f"\n{table([row for row in rows if given.stage == 'measure' or row['passed'] is False])}", flush=True)
+    return 0 if all(row["passed"] is not False for row in rows) else 1
+
+
+def _references(out: Path, device: str) -> int:
+    from benchmarks.gpu.references import write_all
+
+    if device == "pretended":
+        from benchmarks.gpu.rehearsal import SMALL_MODELS, SMALL_WORKS
+
+        written = write_all(out, SMALL_MODELS, SMALL_WORKS)
+    else:
+        written = write_all(out)
+    size = sum(path.stat().st_size for path in written)
+    print(f"{len(written)} references, {size / 2**10:.0f} KiB, in {out}")
+    return 0
 
 
 if __name__ == "__main__":

@@ -1,11 +1,10 @@
-"""What is run, in order: each case in a process of its own, with a time of its own."""
+"""What is checked, in the order of what it decides; each group of checks is a process of its own."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from itertools import product
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -36,6 +35,8 @@ EXPERTS: dict[str, Any] = LLAMA | {
 """A mixture of experts in every layer."""
 
 MODELS: dict[str, dict[str, Any]] = {
+    "small": LLAMA,
+    "experts": EXPERTS,
     "0.6B": LLAMA
     | {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16}
     | {"num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936, "tie_word_embeddings": True},
@@ -43,90 +44,173 @@ MODELS: dict[str, dict[str, Any]] = {
     | {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32}
     | {"num_key_value_heads": 8, "head_dim": 128, "vocab_size": 128256},
 }
-"""The shapes of Qwen3-0.6B and Llama-3.1-8B, with random weights."""
-
-DRAFT: dict[str, Any] = LLAMA | {"num_hidden_layers": 1}
-"""Drafts for ``LLAMA``, whose layers are others but the first: some of its drafts are kept."""
-
-ATTENTION = ("torch", "triton", "flashinfer")
+"""With random weights; the last two have the shapes of Qwen3-0.6B and Llama-3.1-8B."""
 
 
 @dataclass(frozen=True)
-class Case:
-    """One process. model: its config.json. options: of ``fwk.LLM``. seconds: after which it is ended."""
+class Work:
+    """Prompts of random tokens, and how many tokens follow."""
+
+    num_seqs: int
+    num_prompt: int
+    num_tokens: int
+
+
+WORKS = {"short": Work(4, 128, 32), "chunks": Work(2, 6000, 8)}
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the outcome.
+
+    group: of the process. options: of ``fwk.LLM``; consecutive checks with the same ones share it. seconds: after which
+    it is ended. is_captured: decode steps must be replayed from graphs, or must not. function: of ``checks``. settings:
+    what the function is told. tolerance: of log-probabilities, between the device and the CPU in float32. is_vital:
+    where it fails, nothing else is run.
+    """
 
     name: str
-    stage: Literal["A", "B", "C"]
-    kind: Literal["parity", "speed"]
-    model: dict[str, Any]
+    group: str
+    function: str
+    seconds: float
+    model: str = ""
     options: dict[str, Any] = field(default_factory=dict[str, Any])
-    num_seqs: int = 4
-    num_prompt: int = 128
-    num_tokens: int = 32
-    draft: dict[str, Any] = field(default_factory=dict[str, Any])  # config.json of a model that drafts; empty: none
-    tolerance: float = 0.0  # of log-probabilities, between the device and the CPU
-    seconds: int = 120
+    settings: dict[str, Any] = field(default_factory=dict[str, Any])
+    is_captured: bool | None = None
+    tolerance: float = 0.0
+    is_vital: bool = False
 
 
-def parity(attention: str, dtype: str, stage: Literal["A", "C"] = "A", **options: Any) -> Case:
-    """A case whose tokens are compared with the CPU's in float32."""
-    named = " ".join(f"{name}={value}" for name, value in options.items())
-    loose = dtype != "float32" or "quantization" in options or "kv_cache_dtype" in options
-    return Case(
-        f"{attention} {dtype} {named}".strip(),
-        stage,
-        "parity",
-        LLAMA,
-        {"attention_backend": attention, "dtype": dtype, **options},
-        tolerance=0.15 if loose else 2e-3,
+GRAPHS = (1, 4, 8)
+"""Sizes that are captured while proving; ``SPEED_GRAPHS`` while measuring."""
+SPEED_GRAPHS = (1, 64, 256)
+CHUNKS: dict[str, Any] = {"chunked_prefill_size": 256}
+FP8: dict[str, Any] = {"quantization": "fp8"}
+KERNELS: dict[str, Any] = {"operator_backend": "triton", "sampling_backend": "triton"}
+EAGER: dict[str, Any] = {"disable_cuda_graph": True}
+
+
+def parity(group: str, name: str, seconds: float, model: str = "small", work: str = "short", **options: Any) -> Check:
+    """Log-probabilities of the reference's tokens."""
+    captured = None if group == "torch" or "runner torch" in name else not options.get("disable_cuda_graph", False)
+    seed = options.pop("random_seed", 0)
+    given = {"attention_backend": group if group in ("torch", "flashinfer", "triton") else "triton"}
+    given |= {"dtype": "bfloat16", **({"cuda_graph_bs": GRAPHS} if captured else {}), **options}
+    settings = {"work": work, "seed": seed}
+    tolerance = 2e-3 if given["dtype"] == "float32" else 0.15
+    return Check(f"{group}: {name}", group, "parity", seconds, model, given, settings, captured, tolerance)
+
+
+def proofs() -> Iterator[Check]:
+    """Stage ``prove``."""
+    yield Check("env: versions", "env", "versions", 12, is_vital=True)
+    yield Check("env: plugins", "env", "plugins", 12, is_vital=True)
+    yield Check("env: FlashInfer's modules", "env", "modules", 20)
+    yield Check("env: copies", "env", "copies", 5, is_vital=True)
+    for is_fast in (False, True):
+        yield Check(f"smoke: fp8 products, fast {is_fast}", "smoke", "row_products", 8, settings={"is_fast": is_fast})
+    yield Check("smoke: fp8 products in blocks", "smoke", "block_products", 8)
+    yield Check("smoke: a graph", "smoke", "graph", 5)
+    yield Check("smoke: a capture that fails", "smoke", "failed_capture", 5)
+    yield Check("smoke: order of copies", "smoke", "copy_order", 5)
+    yield parity("torch", "float32", 8, dtype="float32")
+    yield parity("torch", "bf16", 5)
+    yield parity("torch", "fp8 weights", 6, **FP8)
+    for seed in range(3):
+        chunks = parity("torch", f"13-chunk prompts, seed {seed}", 8, work="chunks", random_seed=seed, **CHUNKS)
+        yield chunks
+    yield equal("torch", 12)
+    yield suite("flashinfer", 25, "half or fp8 or window", 4)
+    yield parity("flashinfer", "bf16, eager", 8, **EAGER, disable_overlap_schedule=True)
+    yield parity("flashinfer", "bf16, graphs", 8, disable_overlap_schedule=True)
+    yield parity("flashinfer", "bf16, graphs, overlap", 8)
+    yield parity("flashinfer", "fp8 weights: the headline", 8, **FP8)
+    yield parity("flashinfer", "fp8 K/V", 8, kv_cache_dtype="fp8_e4m3")
+    for kernel in ("fa3", "fa2"):
+        yield parity("flashinfer", f"prompts by {kernel}", 8, work="chunks", flashinfer_prompt_kernel=kernel)
+    yield equal("flashinfer", 12)
+    yield Check(
+        "serve: the headline as typed", "serve", "serve", 30, "small", {"attention_backend": "flashinfer", **FP8}
     )
+    yield suite("triton", 40, "half or fp8 or window or int8", 8)
+    yield parity("triton", "bf16, eager", 15, **EAGER)
+    yield parity("triton", "bf16, graphs", 15)
+    yield parity("triton", "fp8 K/V", 12, kv_cache_dtype="fp8_e4m3")
+    yield parity("triton", "operators and sampler", 15, **KERNELS)
+    yield parity("triton", "fp8 products", 12, **FP8, fp8_gemm_backend="triton")
+    yield equal("triton", 12)
+    yield parity("rest", "experts, runner torch", 12, "experts", moe_runner_backend="torch")
+    yield parity("rest", "experts, runner triton", 20, "experts", moe_runner_backend="triton")
+    for packed in ("int4", "int8"):
+        yield parity("rest", packed, 12, quantization=packed, **{f"{packed}_gemm_backend": "triton"})
+    drafts = {"speculative_algorithm": "ngram", "speculative_ngram_max_bfs_breadth": 1}
+    yield parity("rest", "drafts in chains", 15, **drafts)
 
 
-def proofs() -> Iterator[Case]:
-    """Stage A: the same answers, in every way there is to compute them."""
-    for attention, graphs, overlap in product(ATTENTION, (True, False), (True, False)):
-        yield parity(attention, "bfloat16", disable_cuda_graph=not graphs, disable_overlap_schedule=not overlap)
-    for attention in ("torch", "triton"):
-        yield parity(attention, "float32")
-    for attention in ATTENTION:
-        yield parity(attention, "bfloat16", kv_cache_dtype="fp8_e4m3")
-        yield parity(attention, "bfloat16", quantization="fp8")
-        yield parity(attention, "bfloat16", operator_backend="triton", sampling_backend="triton")
-        for number in range(3):  # prompts of many chunks: inputs that are overwritten on their way show here
-            chunks = parity(attention, "bfloat16", chunked_prefill_size=256, random_seed=number)
-            yield Case(**{**vars(chunks), "num_prompt": 6000, "num_seqs": 2, "num_tokens": 8})
-    for attention, runner in product(("torch", "triton"), ("torch", "triton")):
-        mixed = parity(attention, "bfloat16", moe_runner_backend=runner)
-        yield Case(**{**vars(mixed), "name": f"experts {mixed.name}", "model": EXPERTS})
-    for runner in ("torch", "triton"):
-        mixed = parity("triton", "bfloat16", moe_runner_backend=runner, quantization="fp8")
-        yield Case(**{**vars(mixed), "name": f"experts {mixed.name}", "model": EXPERTS})
-    for packed in ("int4", "int8", "fp8"):
-        yield parity("triton", "bfloat16", quantization=packed, **{f"{packed}_gemm_backend": "triton"})
-    yield parity("triton", "bfloat16", operator_backend="triton", enable_deterministic_inference=True)
-    for attention, overlap in product(("torch", "triton"), (True, False)):
-        drafts = {"speculative_algorithm": "standalone", "speculative_num_draft_tokens": 3}
-        drafted = parity(attention, "bfloat16", **drafts, disable_overlap_schedule=not overlap)
-        yield Case(**{**vars(drafted), "draft": DRAFT})
+def equal(group: str, seconds: float) -> Check:
+    """The same bits with and without overlap, of prompts of many chunks."""
+    options: dict[str, Any] = {"attention_backend": group, "dtype": "bfloat16", **CHUNKS, **EAGER}
+    return Check(f"{group}: overlap changes nothing", group, "equal", seconds, "small", options)
 
 
-def speeds(stage: Literal["B", "C"] = "B") -> Iterator[Case]:
-    """Stages B and C: tokens a second, each figure twice."""
-    for name, quantization, attention in product(MODELS, ("none", "fp8"), ("flashinfer", "triton")):
-        options = {"attention_backend": attention, "dtype": "bfloat16", "quantization": quantization}
-        options |= {"operator_backend": "triton"}
-        for num_seqs, again in product((1, 64, 256), (1, 2)):
-            label = f"{name} {quantization} {attention} batch {num_seqs} ({again})"
-            yield Case(label, stage, "speed", MODELS[name], options, num_seqs, 128, 128, seconds=150)
+def suite(group: str, seconds: float, words: str, at_once: int) -> Check:
+    """Of ``tests/gpu``."""
+    settings = {"words": f"({words}) and {group}", "at_once": at_once}
+    return Check(f"{group}: attention suite", group, "suite", seconds, settings=settings)
 
 
-def again() -> Iterator[Case]:
-    """Stage C, after a mend: part of A and all of B."""
-    for attention in ATTENTION:
-        yield parity(attention, "bfloat16", "C")
-    yield from speeds("C")
+SERVED = (
+    ("8B", "fp8", "flashinfer"),
+    ("8B", "none", "flashinfer"),
+    ("8B", "fp8", "triton"),
+    ("0.6B", "none", "flashinfer"),
+    ("0.6B", "none", "triton"),
+)
+FLOORS: dict[tuple[str, str], dict[str, float]] = {
+    ("8B", "none"): {"ms a token at 1": 3.5, "tok/s at 64": 13_500, "tok/s at 256": 26_000, "prefill tok/s": 56_000},
+    ("8B", "fp8"): {"ms a token at 1": 1.9, "tok/s at 64": 20_500, "tok/s at 256": 34_500, "prefill tok/s": 113_000},
+    ("0.6B", "none"): {"ms a token at 1": 0.30, "tok/s at 64": 46_700, "tok/s at 256": 53_800},
+}
+"""Of an H200, from 4.3 TB/s and 790 TFLOP/s as measured there: nothing can be faster."""
 
 
-def cases(stage: str) -> list[Case]:
-    """Those of a stage: A, B or C."""
-    return list({"A": proofs, "B": speeds, "C": again}[stage]())
+def speeds() -> Iterator[Check]:
+    """Stage ``measure``: each figure twice."""
+    for model, quantization, attention in SERVED:
+        options: dict[str, Any] = {
+            "attention_backend": attention,
+            "dtype": "bfloat16",
+            "quantization": quantization,
+            "cuda_graph_bs": SPEED_GRAPHS,
+            "max_running_requests": SPEED_GRAPHS[-1],
+            "max_total_tokens": 80_000,
+            **(KERNELS if attention == "triton" else {}),
+        }
+        label = f"{model} {quantization} {attention}"
+        load = Check(f"{label}: load", label, "load", 45, model, options, is_captured=True)
+        yield load
+        for batch in SPEED_GRAPHS:
+            found = {"num_seqs": batch, "num_prompt": 128, "num_tokens": 128, "figure": f"at {batch}"}
+            yield replace(load, name=f"{label}: batch {batch}", function="decode", seconds=20, settings=found)
+        for length in (2048, 8192):
+            found = {"num_seqs": 4, "num_prompt": length}
+            yield replace(load, name=f"{label}: prefill {length}", function="prefill", seconds=10, settings=found)
+        yield replace(load, name=f"{label}: profile", function="profile", seconds=15, settings={"num_seqs": 64})
+    options = {"attention_backend": "flashinfer", **FP8, "max_total_tokens": 80_000}
+    yield Check("serve: 8B fp8, 64 and 256 at once", "serve", "serve", 60, "8B", options, {"at_once": (64, 256)})
+
+
+STAGES = {"prove": (proofs, 240.0), "measure": (speeds, 300.0)}
+"""Checks, and the seconds that all of them may take."""
+
+
+def references() -> list[tuple[str, str, int, str]]:
+    """Model, work, seed and quantization of each reference that the proofs read."""
+    found = dict.fromkeys(reference_of(check) for check in proofs() if check.function == "parity")
+    return list(found)
+
+
+def reference_of(check: Check) -> tuple[str, str, int, str]:
+    """int4 is too coarse to be compared with the numbers that it stands for."""
+    coarse = "int4" if check.options.get("quantization") == "int4" else ""
+    return check.model, check.settings["work"], check.settings["seed"], coarse

@@ -1,135 +1,172 @@
-"""The script for half an hour on a GPU, run beforehand on the pretended device."""
+"""The script for fifteen minutes on a GPU, run beforehand on the pretended device."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
-from dataclasses import asdict, replace
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.gpu.__main__ import in_a_process, run_stage, table
-from benchmarks.gpu.cases import LLAMA, Case, cases
-from benchmarks.gpu.measure import measure
-from tests.helpers.pretend_cuda import JOURNAL, flashinfer_stand_in, pretended, triton_kernels
+from benchmarks.gpu import __main__ as script
+from benchmarks.gpu import bundle, child, rehearsal
+from benchmarks.gpu.__main__ import Stage, chosen, table
+from benchmarks.gpu.cases import STAGES, Check, parity, proofs
+from benchmarks.gpu.references import write_all
+from benchmarks.gpu.rehearsal import SMALL_MODELS, SMALL_WORKS, rehearsed
 
-SMALL = {
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "vocab_size": 320,
-    "max_position_embeddings": 1024,
-}
+COPIES = [Check(f"{name} copies", "env", "copies", 20) for name in ("first", "second", "third")]
 
 
-def small(case: Case) -> Case:
-    """The same, of a model that takes a second."""
-    cut = {"chunked_prefill_size": 32} if "chunked_prefill_size" in case.options else {}
-    return replace(
-        case,
-        options=case.options | cut,
-        model=case.model | SMALL,
-        draft=case.draft and case.draft | SMALL | {"num_hidden_layers": 1},
-        num_prompt=min(case.num_prompt // 8, 80),
-        num_tokens=4,
-        num_seqs=min(case.num_seqs, 3),
-    )
+@pytest.fixture(scope="module")
+def references(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("references")
+    written = write_all(folder, SMALL_MODELS, SMALL_WORKS)
+    assert sum(path.stat().st_size for path in written) < 2**20
+    return folder
 
 
-def one_of_each(chosen: Iterable[Case]) -> list[Case]:
-    """Without those that are the same but for their names and how many sequences they have, once they are small."""
-    found: dict[str, Case] = {}
-    for case in chosen:
-        found.setdefault(json.dumps(asdict(replace(case, name="", num_seqs=0)), sort_keys=True), case)
-    return list(found.values())
+@contextmanager
+def benched(check: Check, out: Path, references: Path) -> Iterator[Callable[[], dict[str, Any]]]:
+    """The outcome of a check on the pretended device, in this process."""
+    with rehearsed([check], out, references) as ((changed,), bench):
+        yield lambda: child.outcome(bench, changed)
+        bench.close()
 
 
-def on_the_pretended_device(case: Case, device: str, out: Path, seconds: float) -> dict[str, Any]:
-    options = dict(case.options)
-    if not options.get("disable_cuda_graph"):  # captures take the interpreter most of the time
-        options["cuda_graph_bs"] = (4,)
-    kernels = triton_kernels() if "triton" in options.values() else flashinfer_stand_in()
-    if options["attention_backend"] == "flashinfer":
-        options["attention_backend"] = "flashinfer-stand-in"
-        for name in ("operator_backend", "sampling_backend"):  # these kernels are not the stand-in's
-            options.pop(name, None)
-        kernels = flashinfer_stand_in()
-    with kernels, pretended() as plugins:
-        found = measure(replace(case, options=options), device, plugins)
-    assert JOURNAL.faults == []
-    return found
+HEADLINE = replace(
+    next(check for check in proofs() if "headline" in check.name and check.function == "parity"), seconds=100
+)
 
 
-@pytest.mark.sweep
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize("stage", ["A", "B", "C"])
-def test_every_stage_runs_to_its_end(stage: str, tmp_path: Path) -> None:
-    chosen = one_of_each(map(small, cases(stage)))
-    if os.environ.get("TRITON_INTERPRET") != "1":
-        chosen = [case for case in chosen if "triton" not in case.options.values()]
-    seen = set[str]()
-    first: list[Case] = []
-    for case in chosen:  # of the interpreter's, which takes ten seconds each, one of every kind
-        kind = " ".join(sorted(case.options)) + case.kind
-        is_slow = "triton" in case.options.values() and case.options["attention_backend"] != "flashinfer"
-        if not is_slow or kind not in seen:
-            first.append(case)
-        if is_slow:
-            seen.add(kind)
-    rows = run_stage(stage, "pretended", tmp_path, 3600, on_the_pretended_device, first)
-    assert [row for row in rows if not row["passed"]] == []
-    lines = (tmp_path / "results.jsonl").read_text(encoding="utf-8").splitlines()
-    assert [json.loads(line)["case"] for line in lines] == [case.name for case in first]
-    assert (tmp_path / f"{stage}.md").read_text(encoding="utf-8").count("\n") == len(first) + 2
-    if stage == "A":
-        steps = {row["chosen"]["step"].partition(" ")[0] for row in rows}
-        assert steps == {"captured", "eager"}
-        assert {row["chosen"].get("speculative") for row in rows} == {None, "standalone"}
-        assert {row["chosen"].get("moe") for row in rows} >= {None, "torch"}
-    assert all("kv_cache " in row["memory"] for row in rows)
-
-
-def test_a_wrong_answer_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is compared with itself: attention that forgets its scale does not pass."""
+def test_a_right_answer_passes_and_a_wrong_one_does_not(
+    tmp_path: Path, references: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the wrong one has the right tokens at first: each beginning is the reference's."""
+    with benched(HEADLINE, tmp_path, references) as run:
+        found = run()
+        assert found["passed"], found
+        assert found["told"].startswith("step=captured")
     from fwk_attention.torch_sdpa import backend
 
     real = backend._attend
-    monkeypatch.setattr(backend, "_attend", lambda q, k, *rest: real(q * (3.0 if JOURNAL.launches else 1.0), k, *rest))
-    case = small(next(case for case in cases("A") if case.name == "torch float32"))
-    found = on_the_pretended_device(case, "pretended", tmp_path, 60)
-    assert not found["passed"]
-    assert found["largest difference"] > case.tolerance
+    monkeypatch.setattr(backend, "_attend", lambda q, k, *rest: real(q * 3.0, k, *rest))
+    with benched(parity("torch", "float32", 100, dtype="float32"), tmp_path, references) as run:
+        found = run()
+        assert found["passed"] is False
+        assert "log-probabilities differ by" in found["error"]
 
 
-def test_what_fails_stops_nothing(tmp_path: Path) -> None:
-    def run(case: Case, device: str, out: Path, seconds: float) -> dict[str, Any]:
-        if case.name == "bad":
-            raise ValueError("broken")
-        return {"passed": True, "ms a token": 1.5}
-
-    chosen = [Case(name, "A", "speed", LLAMA) for name in ("bad", "good")]
-    rows = run_stage("A", "cuda", tmp_path, 60, run, chosen)
-    assert [row["passed"] for row in rows] == [False, True]
-    assert "| bad | NO |  | ValueError: broken |" in table(rows)
-    (late,) = run_stage("A", "cuda", tmp_path, 0, run, chosen[1:])
-    assert late["error"] == "no time was left"
-    assert len((tmp_path / "results.jsonl").read_text(encoding="utf-8").splitlines()) == 3
+def test_a_silent_eager_step_does_not_pass(tmp_path: Path, references: Path) -> None:
+    eager = replace(HEADLINE, options={**HEADLINE.options, "attention_backend": "torch"})
+    with benched(eager, tmp_path, references) as run:
+        found = run()
+    assert found["passed"] is False
+    assert "steps were to be captured, and are eager (attention torch plans each step anew)" in found["error"]
 
 
-def test_a_process_that_takes_too_long_is_ended(tmp_path: Path) -> None:
-    found = in_a_process(Case("long", "A", "speed", LLAMA), "cpu", tmp_path, 0.05)
-    assert found == {"passed": False, "error": "not done in 0 s"}
+@pytest.mark.gate(1)
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("cuda", "CUDA error: an illegal memory access"),
+        ("die", "the process ended with 9"),
+        ("hang", "not done in 2 s, and ended"),
+    ],
+)
+def test_what_goes_wrong_costs_one_check(how: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(rehearsal.MISBEHAVE, f"second={how}")
+    monkeypatch.setattr(script, "GRACE", 0.5)
+    lines: list[str] = []
+    checks = [COPIES[0], replace(COPIES[1], seconds=2), COPIES[2]]
+    rows = Stage(tmp_path, tmp_path, "pretended", 100, lines.append).run(checks)
+    assert [row["passed"] for row in rows] == [True, False, True]
+    assert words in rows[1]["error"]
+    assert [line[:4] for line in lines] == ["PASS", "FAIL", "PASS"]
+    written = (tmp_path / "results.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line)["check"] for line in written] == [check.name for check in checks]
+
+
+def test_a_stage_ends_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is under way is ended, and the rest is not begun; what did not run is no failure."""
+    monkeypatch.setenv(rehearsal.MISBEHAVE, "first=hang")
+    started = time.monotonic()
+    rows = Stage(tmp_path, tmp_path, "pretended", 1, lambda line: None).run(COPIES[:2])
+    assert time.monotonic() - started < 8
+    assert [(row["passed"], row["error"]) for row in rows] == [(None, "no time was left")] * 2
+
+
+def test_nothing_is_run_where_nothing_can_be_right(tmp_path: Path) -> None:
+    vital = Check("no such check", "env", "copies", 5, is_vital=True)
+    stage = Stage(tmp_path, tmp_path, "nothing", 60, lambda line: None)
+    rows = stage.run([vital, *COPIES[:1]])
+    assert [row["passed"] for row in rows] == [False, None]
+    assert rows[1]["error"] == "no such check failed"
+
+
+def test_what_is_run_again(tmp_path: Path) -> None:
+    results = tmp_path / "results.jsonl"
+    rows = [{"check": check.name, "passed": True} for check in proofs()]
+    graphs = next(row for row in rows if row["check"] == "flashinfer: bf16, graphs")
+    graphs["passed"], rows[-1]["passed"] = False, None
+    results.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    again = [check.name for check in chosen("prove", "failed", results)]
+    assert again == ["flashinfer: bf16, graphs", rows[-1]["check"]]
+    speeds = {check.options.get("attention_backend") for check in chosen("measure", "", results)}
+    assert speeds == {"triton"}, "of what is wrong, no time is taken"
+
+
+def test_figures_stand_beside_their_floors() -> None:
+    row = {"check": "8B fp8 flashinfer: batch 1", "passed": True, "seconds": 3.0}
+    numbers = {"ms a token at 1 (1)": 2.5, "ms a token at 1 (2)": 2.375}
+    wrong = {"check": "a | b", "passed": False, "error": "x | y\nmore"}
+    page = table([{**row, "numbers": numbers}, wrong])
+    assert "| 8B fp8 flashinfer | ms a token at 1 | 2.5 | 2.375 | 1.9 | 0.80 |" in page
+    assert "| x / y |" in page
+
+
+def test_stages_fit_their_time() -> None:
+    """A line for every check, names that say which, and models' weights in no check twice."""
+    for stage, (checks, seconds) in STAGES.items():
+        names = [check.name for check in checks()]
+        assert len(set(names)) == len(names), stage
+        assert max(check.seconds for check in checks()) < seconds / 2
+        assert all(check.function in child.FUNCTIONS for check in checks())
 
 
 @pytest.mark.sweep
-def test_a_case_in_a_process_of_its_own(tmp_path: Path) -> None:
-    options = {"attention_backend": "torch", "dtype": "float32"}
-    case = Case("real", "A", "parity", LLAMA | SMALL, options, 2, 20, 4, tolerance=1e-3)
-    assert in_a_process(case, "cpu", tmp_path, 300)["passed"]
-    found = in_a_process(replace(case, options={"attention_backend": "nothing"}), "cpu", tmp_path, 300)
-    assert "ended with 1" in found["error"]
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("stage", STAGES)
+def test_every_stage_is_rehearsed_in_its_time(stage: str, tmp_path: Path, references: Path) -> None:
+    checks, seconds = STAGES[stage]
+    some = [check for check in checks() if "triton" not in check.options.values()]
+    if stage == "prove" and os.environ.get("TRITON_INTERPRET") == "1":
+        some += [check for check in checks() if check.name in ("triton: bf16, graphs", "triton: fp8 K/V")]
+    started = time.monotonic()
+    rows = Stage(tmp_path, references, "pretended", seconds, print).run(some)
+    assert time.monotonic() - started < 0.8 * seconds
+    assert [row for row in rows if row["passed"] is False] == []
+    steps = {row["told"].partition(" ")[0] for row in rows if row.get("told")}
+    assert steps >= {"step=captured"}
+
+
+def test_a_bundle_leaves_out_what_is_never_read(tmp_path: Path) -> None:
+    source = tmp_path / "flashinfer"
+    for name in ("decode.py", "data/csrc/batch_decode.cu", "data/csrc/gemm.cu", "data/cutlass/a.h", "data/cccl/b.h"):
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_text("x")
+    module = tmp_path / "ops" / "batch_decode_x" / "batch_decode_x.so"
+    module.parent.mkdir(parents=True)
+    module.write_bytes(b"x" * 100)
+    packed = bundle.pack_flashinfer(tmp_path, tmp_path / "ops", tmp_path / "fi.zip")
+    assert packed == [
+        "flashinfer/data/aot/batch_decode_x/batch_decode_x.so",
+        "flashinfer/data/csrc/batch_decode.cu",
+        "flashinfer/decode.py",
+    ]
+    with pytest.raises(SystemExit, match=r"the bundle has 2\.0 MiB .* and 1 may travel"):
+        bundle.check_size({"fi": 2**20, "tree": 2**20}, most=2**20)

@@ -235,7 +235,7 @@ def one_device(rule: str) -> scaled.Product:
         blocks = x.shape[1] // 128
         wanted = {"padded": -(-blocks // 4) * 4, "next to each other": blocks}.get(rule)
         if rule == "refuses all" or (wanted is not None and of_numbers.stride(1) != wanted):
-            raise RuntimeError("Invalid scaling configuration")
+            raise ValueError("Invalid scaling configuration")
         apart = blocks if rule == "next to each other" else -(-blocks // 4) * 4
         memory = torch.cat((of_numbers.t().as_strided((of_numbers.shape[1] * of_numbers.stride(1),), (1,)), ZEROS))
         scales = memory.as_strided(of_numbers.t().shape, (apart, 1))

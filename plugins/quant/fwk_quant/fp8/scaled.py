@@ -57,7 +57,7 @@ def _why_not_on_cpu(product: Product) -> str | None:
     ones = torch.ones(MULTIPLE, MULTIPLE).to(torch.float8_e4m3fn)
     try:
         product(ones, ones, torch.ones(MULTIPLE, 1), torch.ones(1, MULTIPLE), torch.float32)
-    except RuntimeError:
+    except (RuntimeError, ValueError):
         return f"takes no scales of rows on a CPU in torch {torch.__version__}: 2.13 does"
     return None
 
@@ -89,7 +89,7 @@ def _spacing(device: torch.device, product: Product) -> int | None:
         scales = padded_block_scales(of_numbers, multiple).t()
         try:
             found = product(numbers[:MULTIPLE], numbers, of_x, scales, torch.bfloat16)
-        except RuntimeError:
+        except (RuntimeError, ValueError):
             continue
         if bool((found.float() == wanted).all()):
             return multiple

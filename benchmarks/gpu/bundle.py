@@ -1,0 +1,161 @@
+"""What travels to a machine with a GPU and without a network, and how large it is.
+
+    python -m benchmarks.gpu.bundle [--out .] [--modules FOLDER]
+
+Makes ``.whl`` (this project's own wheel, without whose entry points no plugin is found, and what the machine lacks),
+``.fi/fi.zip`` (FlashInfer without the sources that are never compiled, with the modules that were built beforehand) and
+``.ref`` (what the CPU says of the small models). Needs a network and pip. Modules are built by ``make flashinfer``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from fnmatch import fnmatch
+from pathlib import Path
+
+WHEELS = (
+    "msgspec==0.22.0",
+    "pydantic==2.14.4",
+    "pydantic_core==2.50.5",
+    "annotated-types==0.8.0",
+    "llguidance==1.9.1",
+    "fastapi==0.165.0",
+    "starlette==1.10.0",
+    "uvicorn==0.54.0",
+    "httptools==0.9.0",
+    "pyzmq==27.3.0",
+    "orjson==3.13.0",
+    "python-multipart==0.0.34",
+    "opentelemetry-api==1.45.2",
+    "apache-tvm-ffi==0.1.15.post2",
+    "pytest-asyncio==1.5.0",
+)
+"""That the machine has not; of Python 3.12 and Linux."""
+FLASHINFER = "flashinfer-python==0.7.2.post1"
+PLATFORMS = (
+    *(f"manylinux_2_{minor}_x86_64" for minor in (31, 28, 27, 17)),
+    "manylinux2014_x86_64",
+    "manylinux1_x86_64",
+)
+MODULES = Path("build/flashinfer-modules")
+"""Where ``make flashinfer`` leaves them."""
+MOST = 60 * 2**20
+"""Bytes of the bundle and the tree together."""
+SOURCES = ("batch_*", "page*", "quantization*", "flashinfer_*_binding*", "*.jinja")
+"""Of FlashInfer's ``data/csrc``: what its wrappers may ask for by name."""
+
+
+def travels(name: str) -> bool:
+    """Whether a file of FlashInfer's package does: ``name`` is its path there."""
+    if fnmatch(name, "flashinfer/data/cutlass/*") or fnmatch(name, "flashinfer/data/cccl/*"):
+        return False
+    if name.startswith("flashinfer/data/csrc/"):
+        return any(fnmatch(name.rpartition("/")[2], pattern) for pattern in SOURCES)
+    return True
+
+
+def pack_flashinfer(unpacked: Path, modules: Path, target: Path) -> list[str]:
+    """Names in the archive. modules: has ``NAME/NAME.so`` somewhere below."""
+    built = {path.parent.name: path for path in sorted(modules.rglob("*.so")) if path.stem == path.parent.name}
+    files = {f"flashinfer/data/aot/{name}/{name}.so": path for name, path in built.items()}
+    for path in unpacked.rglob("*"):
+        name = path.relative_to(unpacked).as_posix()
+        if path.is_file() and name.startswith("flashinfer") and travels(name):
+            files[name] = path
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in sorted(files):
+            archive.write(files[name], name)
+    return sorted(files)
+
+
+def check_size(sizes: dict[str, int], most: int = MOST) -> None:
+    """Print what has how much. Ends the program where it is too much."""
+    for name, size in sizes.items():
+        print(f"{name:12} {size / 2**20:6.1f} MiB")
+    total = sum(sizes.values())
+    print(f"{'together':12} {total / 2**20:6.1f} MiB of {most / 2**20:.0f}")
+    if total > most:
+        largest = max(sizes, key=lambda name: sizes[name])
+        raise SystemExit(
+            f"the bundle has {total / 2**20:.1f} MiB with the tree, most of it {largest}, and {most / 2**20:.0f} may "
+            "travel"
+        )
+
+
+def _download(packages: tuple[str, ...], folder: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--dest",
+        str(folder),
+    ]
+    command += ["--python-version", "3.12", "--implementation", "cp"]
+    for platform in PLATFORMS:
+        command += ["--platform", platform]
+    subprocess.run([*command, *packages], check=True)
+
+
+def _wheels(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.glob("*.whl"):  # two versions of one package stop an installation
+        old.unlink()
+    _download(WHEELS, folder)
+    subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), "."], check=True
+    )
+
+
+def _flashinfer(target: Path, modules: Path) -> None:
+    with tempfile.TemporaryDirectory() as where:
+        _download((FLASHINFER,), Path(where))
+        (wheel,) = Path(where).glob("flashinfer_python-*.whl")
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(Path(where) / "unpacked")
+        names = pack_flashinfer(Path(where) / "unpacked", modules, target)
+    num_built = sum(name.endswith(".so") and "/aot/" in name for name in names)
+    if not num_built:
+        print(
+            f"no module for sm_90a in {modules}: FlashInfer would compile there for minutes: 'make flashinfer' first",
+            file=sys.stderr,
+        )
+    print(f"FlashInfer with {num_built} modules")
+
+
+def _size(path: Path) -> int:
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+
+
+def _tree() -> int:
+    listed = subprocess.run(["git", "ls-files", "-z"], capture_output=True, text=True, check=True).stdout
+    return sum(Path(name).stat().st_size for name in listed.split("\0") if name and Path(name).is_file())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path())
+    parser.add_argument("--modules", type=Path, default=MODULES)
+    given = parser.parse_args()
+    if shutil.which("git") is None:
+        parser.error("git tells what the tree has: install it")
+    wheels, packed, references = given.out / ".whl", given.out / ".fi", given.out / ".ref"
+    _wheels(wheels)
+    _flashinfer(packed / "fi.zip", given.modules)
+    if not any(references.glob("*.npz")):
+        command = [sys.executable, "-m", "benchmarks.gpu", str(references), "--stage", "references"]
+        subprocess.run(command, check=True)
+    check_size({"wheels": _size(wheels), "FlashInfer": _size(packed), "references": _size(references), "tree": _tree()})
+
+
+if __name__ == "__main__":
+    main()
