@@ -72,7 +72,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.sweep)
     for item in list(left_to_the_sweep(items)):
         item.add_marker(pytest.mark.sweep)
-    longest_first(items)
+    longest_first(items, ("gate",) if "not sweep" in config.option.markexpr else ("gate", "sweep"))
     if out := outside_of_parts(items):
         config.hook.pytest_deselected(items=out)
         gone = set(out)

@@ -12,6 +12,7 @@ import json
 import sys
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -32,11 +33,11 @@ def file_of(item: pytest.Item) -> str:
     return item.nodeid.partition("::")[0]
 
 
-def longest_first(items: list[pytest.Item]) -> None:
+def longest_first(items: list[pytest.Item], suites: Collection[str]) -> None:
     """Sort whole files: a long one begun last would keep one process busy and leave the others idle."""
     took = Counter[str]()
-    for table in read().values():
-        took.update(table)
+    for suite in suites:
+        took.update(read()[suite])
     items.sort(key=lambda item: -took[file_of(item)])
 
 

@@ -96,12 +96,9 @@ class Zygote:
         self._environment = dict(os.environ)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control, self._lock = ours, threading.Lock()
-        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         command = [sys.executable, "-P", __file__, str(theirs.fileno())]
         with theirs:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, env=environment, pass_fds=[theirs.fileno()]
-            )
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
 
     def serves(self, environment: Mapping[str, str]) -> bool:
         """Whether what it has imported would be the same in such an environment."""
@@ -192,7 +189,8 @@ def become(asked: Mapping[str, Any], descriptors: Sequence[int], control: socket
     control.close()
     os.chdir(asked["folder"])
     settle(asked["environment"])
-    sys.path[:0] = [folder for folder in asked["environment"].get("PYTHONPATH", "").split(os.pathsep) if folder]
+    first = [folder for folder in asked["environment"].get("PYTHONPATH", "").split(os.pathsep) if folder]
+    sys.path[:] = [*first, *(folder for folder in sys.path if folder not in first)]
     ours = dict(zip(map(str, asked["passed"]), map(str, descriptors[2:]), strict=True))
     words: list[str] = asked["words"][1:]
     sys.argv[1:] = [ours.get(word, word) for word in words]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import subprocess
-import sys
 
 import pytest
 
@@ -45,16 +43,3 @@ def test_processors_come_in_the_order_the_interface_states() -> None:
     ]
     assert len(set(orders.values())) == len(orders)
     assert (orders["penalties"], orders["temperature"], orders["truncation"]) == (200, 300, 400)
-
-
-def test_declaring_imports_neither_torch_nor_numpy() -> None:
-    code = """
-import sys
-import fwk_cache.none, fwk_cache.radix, fwk_schedulers.fcfs, fwk_schedulers.lpm
-import fwk_sampling.processors, fwk_sampling.torch_sampler
-assert fwk_sampling.processors.logits_processors() and fwk_sampling.torch_sampler.samplers()
-assert fwk_cache.radix.prefix_caches() and fwk_schedulers.lpm.schedule_policies()
-heavy = {"torch", "numpy", "transformers"} & set(sys.modules)
-assert not heavy, heavy
-"""
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
