@@ -93,7 +93,7 @@ def guarded(part: EnginePart, who: str, failed: Callable[[EnginePart, str], None
         own: Any = inspect.getattr_static(cls, name)
         if own is inspect.getattr_static(EnginePart, name):
             continue
-        getter = own.fget if isinstance(own, property) else None
+        getter: Any = getattr(own, "fget", None)
         body[name] = guard(name, own) if getter is None else property(guard(name, getter))
     part.__class__ = type(cls.__name__, (cls,), body)
     return part
