@@ -152,6 +152,7 @@ class EmbedInput:
     - ``label``: as there.
     - ``trace``: as there.
     - ``service``: as there.
+    - ``n``, ``sampling``, ``cache_salt``, ``operation``: of all such: one sequence, which nothing follows.
     """
 
     token_ids: list[int]
@@ -168,6 +169,7 @@ class EmbedInput:
 
     @property
     def prompt_token_ids(self) -> list[int]:
+        """``token_ids``, by the name that a ``GenerateInput`` has for them."""
         return self.token_ids
 
 
@@ -628,6 +630,8 @@ class Dialect(ABC):
       with 404.
     - ``public_paths``: of its routes those that need no key: they hold nothing of the server's or a client's, as a
       page's files do.
+    - ``max_bodies``: of paths whose bodies may be larger than ``--max-body-bytes``, as they are not kept in memory:
+      their bytes.
     - ``invalid_status``: what a body past a limit is answered with.
     - ``request_notes``: a sentence for docs/limits.md on limits of bodies as a whole.
     """
@@ -637,7 +641,6 @@ class Dialect(ABC):
     elsewhere: ClassVar[Mapping[str, str]] = {}
 
     max_bodies: Mapping[str, int] = {}
-    """Of paths whose bodies may be larger than ``--max-body-bytes``, as they are not kept in memory: their bytes."""
 
     public_paths: ClassVar[tuple[str, ...]] = ()
 

@@ -82,7 +82,14 @@ class Wire:
 
 @dataclass(frozen=True, slots=True)
 class PromptModel:
-    """A model that is not to generate: name, as the user gave it; task, what it is served for."""
+    """A model that is not to generate.
+
+    - ``name``: as the user gave it.
+    - ``spec``: the declaration of the plugin that computes it.
+    - ``config``: the model's.
+    - ``task``: what it is served for.
+    - ``checkpoint``: where it is read from.
+    """
 
     name: str
     spec: ModelSpec
@@ -232,6 +239,10 @@ class JobPartContext:
     """What a part for jobs is built with.
 
     model_name, config, checkpoint, text: of the served model. inputs: kinds besides text that its prompts may have.
+
+    - ``name``: the feature's.
+    - ``plugins``: builds plugins of families that this process has.
+    - ``options``: the plugin's own options, validated; None where it declares none.
     """
 
     name: str
