@@ -136,8 +136,8 @@ def _load(spec: LaunchSpec) -> tuple[Any, PluginSet, EngineReady]:
 
 
 def _report(socket: zmq.Socket[bytes], message: str, exit_code: int | None) -> None:
-    """Tell the parent, which has sent a ping by now or will within a moment, why there is no engine."""
-    if socket.poll(2000):
+    """Tell the parent, which has sent a ping by now or will once it is ready, why there is no engine."""
+    if socket.poll(30_000):
         client = socket.recv_multipart()[0]
         socket.send_multipart([client, msgspec.msgpack.encode(EngineFailed(message, exit_code=exit_code))])
     socket.close(linger=1000)
