@@ -63,7 +63,7 @@ def test_list_says_what_comes_from_where_and_what_it_costs(tmp_path: Path) -> No
     rows = {row["name"]: row for row in json.loads(fwk("plugins", "list", "--json", site=tmp_path))}
     assert rows["one"] | {"load_ms": 0} == {
         "family": "load_balancers", "name": "one", "package": "acme-one", "version": "1.0", "api": 1, "rank": 0,
-        "state": "ok", "load_ms": 0, "options": [], "summary": "",
+        "state": "ok", "touches": [], "load_ms": 0, "options": [], "summary": "",
     }  # fmt: skip
     assert rows["ngram"]["options"][0] == "speculative_num_draft_tokens"
     assert rows["bad"]["state"] == "broken"

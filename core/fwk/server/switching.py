@@ -25,7 +25,7 @@ from fwk.interfaces.sampling import LogitsProcessorSpec
 from fwk.plugins import FAMILIES, PluginFactory, PluginSet, Registered, find, taking_part
 from fwk.plugins.families import ORDER, PARTS
 from fwk.plugins.options import flag, normal
-from fwk.plugins.selection import is_enabled, leave_out, plugin_options
+from fwk.plugins.selection import is_enabled, is_named, leave_out, plugin_options
 from fwk.server.frontend import ServerFrontend
 from fwk.server.lifecycle import LifecycleManager
 from fwk.server.model_engines import ModelEngines
@@ -233,7 +233,8 @@ class PluginSwitcher:
             for key, own in config.plugin_options.items()
             if key != item.key and (family.takes_all or key.partition(".")[0] != item.family)
         }
-        config = replace(config, plugin_options=kept | ({item.key: dict(values)} if is_on else {}))
+        has_entry = bool(values) or not is_named(item, {})
+        config = replace(config, plugin_options=kept | ({item.key: dict(values)} if is_on and has_entry else {}))
         if family.option is None:
             return config
         name = {family.option: item.name if is_on else NONE}
