@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
-from fwk.config.files import read_text
+from fwk.config.files import open_regular, read_text
 from fwk.errors import ConfigError
 from fwk.plugins.discovery import GROUP, OWN, PluginSet, with_packages
 from fwk.plugins.families import NAMED
@@ -65,7 +65,7 @@ def _hash(package: str, modules: set[str]) -> str:
             count += 1
             if count > MAX_FILES:
                 raise ConfigError(f"package {package} has more than {MAX_FILES} files, and cannot be locked")
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 total.update(f"{module}/{name}\0{hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
     return total.hexdigest()
 

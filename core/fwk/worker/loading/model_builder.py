@@ -127,16 +127,13 @@ class ModelBuilder:
     @cached_property
     def operators(self) -> Operators:
         fields = {"device": self._device, "dtype": self._dtype, "threads": self._threads}
-        checks = dict.fromkeys(("rotate", "scale", "join", "add_rms_norm_rounded", "gate_rounded"))
+        checks: dict[str, Any] = {"rms_norm": _summed, "add_rms_norm": _summed, "gate": _gated, "rows": _rows}
+        checks["choose_experts"] = partial(_routed, self._threads)
+        checks |= dict.fromkeys(("rotate", "scale", "join", "add_rms_norm_rounded", "gate_rounded"))
         return checked(
             self._factory.item("operators"),
             self._factory.build("operators", OperatorContext, **fields),
             **checks,
-            rms_norm=_summed,
-            add_rms_norm=_summed,
-            gate=_gated,
-            rows=_rows,
-            choose_experts=partial(_routed, self._threads),
         )
 
     def build_served(self, is_greedy: Tensor | None) -> Model | Encoder:
