@@ -72,6 +72,6 @@ async def test_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_it_comes_in_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = spares(1)
     assert await prepared(pool, is_busy=True) == 0
+    pool.close()
     monkeypatch.setattr(spare_engines, "MAX_PAUSES", 3)
     assert await prepared(spares(1), is_busy=True) == 1, "or late"
-    pool.close()

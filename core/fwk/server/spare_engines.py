@@ -25,7 +25,7 @@ class SpareEngines:
         self._num_engines = num_engines
         self._wanted = config.server.spare_engines if config.server.health_monitor else 0
         self._waiting: list[EngineProcess] = []
-        self._task: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
     def take(self) -> EngineProcess | None:
         """One for an engine that is started; None: there is none."""
@@ -36,25 +36,22 @@ class SpareEngines:
             process.discard()
         return None
 
-    def prepare(self, is_busy: Callable[[], bool]) -> None:
-        """Start what is missing, in a pause."""
-        if self._wanted != 0 and (self._task is None or self._task.done()):
-            self._task = asyncio.create_task(self._fill(is_busy))
+    def prepare(self, is_busy: Callable[[], bool], num_pauses: int = 0) -> None:
+        """Start what is missing, in a pause. ``num_pauses``: looks so far that found none."""
+        if self._timer is None and len(self._waiting) < (1 if self._wanted is None else self._wanted):
+            self._timer = asyncio.get_running_loop().call_later(PAUSE, self._look, is_busy, num_pauses)
 
-    async def _fill(self, is_busy: Callable[[], bool]) -> None:
-        wanted = 1 if self._wanted is None else self._wanted
-        while len(self._waiting) < wanted:
-            for _ in range(MAX_PAUSES):
-                await asyncio.sleep(PAUSE)
-                if not is_busy():
-                    break
-            if self._wanted is None and available_memory() < NEEDED_BYTES:
-                return
+    def _look(self, is_busy: Callable[[], bool], num_pauses: int) -> None:
+        self._timer = None
+        if is_busy() and num_pauses < MAX_PAUSES:
+            self.prepare(is_busy, num_pauses + 1)
+        elif self._wanted is not None or available_memory() >= NEEDED_BYTES:
             self._waiting.append(EngineProcess(self._num_engines))
+            self.prepare(is_busy)
 
     def close(self) -> None:
         """End them."""
-        if self._task is not None:
-            self._task.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         while self._waiting:
             self._waiting.pop().discard()
