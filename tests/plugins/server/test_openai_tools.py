@@ -73,6 +73,16 @@ async def test_calls_are_in_the_message(api, able, says):
     assert able.items[0].sampling.grammar is None
 
 
+async def test_tools_as_other_apis_write_them(api, able, says):
+    """Editors send Responses' and Anthropic's shapes to chat completions."""
+    says(TEXT)
+    flat = [{"type": "function", **tool["function"]} for tool in TOOLS]
+    named = [{("input_schema" if key == "parameters" else key): value for key, value in tool.items()} for tool in flat]
+    for tools in (flat, named):
+        assert len(calls_of((await api.chat(tools=tools))["choices"][0]["message"])) == 2
+        assert able.text.seen.tools == TOOLS
+
+
 async def test_content_is_null_when_there_are_only_calls(api, says):
     says(TEXT.partition("\n")[2])
     message = (await api.chat(tools=TOOLS))["choices"][0]["message"]

@@ -192,6 +192,7 @@ def _tool(tool: Any, at: str) -> dict[str, Any]:
     want(tool, dict, "an object", at)
     if tool.get("type", "function") != "function":
         raise InvalidRequest(f"{at}.type must be 'function', not {shown(tool['type'])}", f"{at}.type")
+    tool = _nested(tool)
     function = want(tool.get("function"), dict, "an object", f"{at}.function")
     where = f"{at}.function.name"
     name = want(function.get("name"), str, "a string", where)
@@ -201,6 +202,16 @@ def _tool(tool: Any, at: str) -> dict[str, Any]:
         want(function["parameters"], dict, "a JSON schema", f"{at}.function.parameters")
         check_schema(function["parameters"], f"{at}.function.parameters")
     return tool
+
+
+def _nested(tool: dict[str, Any]) -> dict[str, Any]:
+    """A tool as Responses or Anthropic's Messages write it, which editors send to chat completions, as chat's own."""
+    if "function" in tool or "name" not in tool:
+        return tool
+    names = {"name": "name", "description": "description", "parameters": "parameters", "strict": "strict"}
+    names |= {"input_schema": "parameters"}
+    function = {new: tool[old] for old, new in names.items() if tool.get(old) is not None}
+    return {"type": "function", "function": function}
 
 
 def _modern(raw: Mapping[str, Any]) -> tuple[Mapping[str, Any], bool]:
