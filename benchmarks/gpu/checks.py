@@ -105,7 +105,7 @@ def modules(bench: Bench, check: Check) -> Numbers:
         raise Skipped("flashinfer is not installed") from error
     import tvm_ffi  # pyright: ignore[reportMissingImports]
 
-    built = sorted((Path(flashinfer.__file__).parent / "data" / "aot").glob("*/*.so"))
+    built = sorted((Path(str(flashinfer.__file__)).parent / "data" / "aot").glob("*/*.so"))
     if not built and bench.device.type != "cuda":
         raise Skipped("no module is built for this device")
     if not built:

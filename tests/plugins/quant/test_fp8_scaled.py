@@ -22,6 +22,8 @@ from fwk_quant.fp8 import scaled
 
 LEVELS = e4m3(np.arange(127, dtype=np.uint8)).astype(np.float64)
 PREFIX = "model.layers.0.mlp"
+WHY_NOT = scaled.why_not(128, 128, is_block=False, dtype=torch.bfloat16, device=torch.device("cpu"))
+"""Of torch 2.11, in which a GPU machine's environment is tried."""
 
 
 def rounded(x: np.ndarray, group: int | None = None, scale: float | None = None) -> np.ndarray:
@@ -39,6 +41,8 @@ def rounded(x: np.ndarray, group: int | None = None, scale: float | None = None)
 
 
 def gate_up(path: Path, dtype: torch.dtype, **options: Any) -> tuple[Any, ColumnParallelLinear]:
+    if WHY_NOT is not None:
+        pytest.skip(f"the scaled product {WHY_NOT}")
     context = make_quantised_context(
         path, dtype=dtype, plugin_options={"quant.fp8": {"fp8_activations": "8bit", **options}}, quantization="fp8"
     )
