@@ -81,9 +81,9 @@ class Capturing:
             return "prompts and next tokens have attention backends of their own"
         if self._setup.opened.served.encoder is not None:
             return "an encoder reads the prompts"
-        experts = self._models.moe
-        if not self._setup.device.is_host and experts is not None and GRAPH_CAPTURE not in experts.declaration.offers:
-            return f"MoE runner {experts.name} makes the host wait for the device"
+        moe = self._models.moe
+        if not self._setup.device.is_host and moe is not None and GRAPH_CAPTURE not in moe.declaration.offers:
+            return f"MoE runner {moe.name} makes the host wait for the device"
         if self._capture is None:
             is_host, chosen = self._setup.device.is_host, self._setup.resolution.chosen
             return f"the operators {chosen['operators']} are not captured" if is_host else "the device captures none"
