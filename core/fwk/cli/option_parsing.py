@@ -190,8 +190,7 @@ def type_name(annotation: Any) -> str:
 def parse(parser: Parser, argv: Sequence[str]) -> tuple[argparse.Namespace, list[str], dict[str, str]]:
     """Parse, taking underscores in flags for dashes; returns what was not understood too, and other servers' arguments.
 
-    A switch takes the next word only if that says true or false: what follows it is else the model. vLLM writes
-    ``--no-enable-lora`` for ``--enable-lora false``.
+    A switch takes the next word only if that says true or false: what follows it is else the model.
     """
     words: list[str] = []
     others: dict[str, str] = {}
@@ -204,15 +203,14 @@ def parse(parser: Parser, argv: Sequence[str]) -> tuple[argparse.Namespace, list
             words.append(name + equals + value)
             continue
         name = name.replace("_", "-")
-        opposite = name.replace("--no-", "--", 1)
+        opposite = name.replace("--no-", "--", 1)  # vLLM's --no-enable-lora is --enable-lora false
         if not equals and not any(_known(parser, name)) and _known(parser, opposite)[1]:
             name, equals, value = opposite, "=", "false"
         other, is_switch = _known(parser, name)
         word = left[0] if left and not equals else "-"
         if word.lower() in TRUE | FALSE if is_switch else other and not _FLAG.match(word):
             equals, value = "=", left.pop(0)
-        if is_switch and not equals:
-            equals, value = "=", "true"
+        equals, value = ("=", "true") if is_switch and not equals else (equals, value)
         if other is not None:
             others[name] = value
         else:
