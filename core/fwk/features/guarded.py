@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable
-from functools import wraps
-from typing import Any
+from collections.abc import Callable, Iterator
+from functools import partial, wraps
+from typing import Any, cast
 
 import msgspec
 
@@ -88,12 +88,18 @@ def guarded(part: EnginePart, who: str, failed: Callable[[EnginePart, str], None
 
         return call
 
-    body: dict[str, Any] = {"__slots__": ()}
-    for name in _ANSWERS:
-        own: Any = inspect.getattr_static(cls, name)
-        if own is inspect.getattr_static(EnginePart, name):
-            continue
-        getter: Any = getattr(own, "fget", None)
-        body[name] = guard(name, own) if getter is None else property(guard(name, getter))
-    part.__class__ = type(cls.__name__, (cls,), body)
+    body = {name: _wrapped(own, partial(guard, name)) for name, own in _overridden(cls)}
+    part.__class__ = type(cls.__name__, (cls,), {"__slots__": (), **body})
     return part
+
+
+def _overridden(cls: type[EnginePart]) -> Iterator[tuple[str, Any]]:
+    """What of ``_ANSWERS`` a class does otherwise than ``EnginePart``."""
+    for name in _ANSWERS:
+        own = inspect.getattr_static(cls, name)
+        if own is not inspect.getattr_static(EnginePart, name):
+            yield name, own
+
+
+def _wrapped(own: Any, wrap: Callable[[Callable[..., Any]], Any]) -> Any:
+    return property(wrap(cast("Any", own.fget))) if isinstance(own, property) else wrap(own)
