@@ -20,10 +20,42 @@ from tests.helpers.http import NO_TLS
 from tests.helpers.rig import FAKE, Server, assert_no_leak, until
 from tests.helpers.servers import Start
 
-PAGE_FILES = ("api.js", "app.js", "docs.js", "markdown.js", "server.js", "style.css")
+PAGE_FILES = (
+    "api.js",
+    "app.js",
+    "chat.js",
+    "docs.js",
+    "history.js",
+    "images.js",
+    "markdown.js",
+    "server.js",
+    "store.js",
+    "stream.js",
+    "style.css",
+)
+VENDOR = (
+    "highlight/LICENSE.txt",
+    "highlight/bash.min.js",
+    "highlight/core.min.js",
+    "highlight/cpp.min.js",
+    "highlight/diff.min.js",
+    "highlight/go.min.js",
+    "highlight/java.min.js",
+    "highlight/javascript.min.js",
+    "highlight/json.min.js",
+    "highlight/python.min.js",
+    "highlight/rust.min.js",
+    "highlight/shell.min.js",
+    "highlight/xml.min.js",
+    "highlight/yaml.min.js",
+    "markdown-it.LICENSE.txt",
+    "markdown-it.min.js",
+    "temml.LICENSE.txt",
+    "temml.min.js",
+)
 KEY = "sk-the-key-of-the-tests"
 ADMIN_KEY = "sk-the-key-of-the-administrator"
-PAGE = {"/", "/docs"} | {f"/playground/{name}" for name in PAGE_FILES}
+PAGE = {"/", "/docs"} | {f"/playground/{name}" for name in (*PAGE_FILES, *(f"vendor/{name}" for name in VENDOR))}
 PUBLIC = {"/health", "/ready"} | PAGE
 ADMIN = {f"{start}/{verb}_lora_adapter" for start in ("/v1", "") for verb in ("load", "unload")} | {
     "/plugins/switch",

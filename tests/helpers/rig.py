@@ -120,6 +120,9 @@ class Server:
             flags = ("--health-monitor", "false", *flags)
         if "--spare-engines" not in flags:  # a start of an engine more, which most tests are without
             flags = ("--spare-engines", "0", *flags)
+        if str(PLUGINS) in environment.get("PYTHONPATH", ""):  # another package's: they take part where they are named
+            at = flags.index("--enable-plugin") + 1 if "--enable-plugin" in flags else 0
+            flags = (*flags[:at], *(() if at else ("--enable-plugin",)), "fwk-faults", *flags[at:])
         if "--max-total-tokens" not in flags:
             flags = ("--max-total-tokens", "8192", *flags)  # proving the books takes as long as there are blocks
         words = ["serve", str(model), "--served-model-name", "tiny", "--check-blocks", "true", *flags]

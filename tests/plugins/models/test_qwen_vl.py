@@ -18,8 +18,8 @@ from tests.helpers.qwen_vl import FIRST, KINDS, PREPROCESSOR, greedy, reference_
 import fwk
 from fwk import SamplingParams
 from fwk.errors import InvalidRequest, ModelLoadError
-from fwk.interfaces.multimodal import POSITION_PLANES, MediaItem, MultimodalContext
-from fwk.types import Media, ModelConfig
+from fwk.interfaces.multimodal import POSITION_PLANES, Media, MediaItem, MultimodalContext
+from fwk.types import ModelConfig
 from fwk_multimodal.media.worker import PromptPlanes
 from fwk_multimodal.qwen_vl.processor import QwenProcessor
 
