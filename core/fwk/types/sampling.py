@@ -202,6 +202,11 @@ class SamplingParams(
     grammar: GrammarRequest | None = None
     extra: dict[str, Any] = {}
 
+    @classmethod
+    def unchecked(cls, **fields: Any) -> SamplingParams:
+        """For fields of the right types that ``Frontend.check`` will look at, and name as the client wrote them."""
+        return msgspec.StructMeta.__call__(cls, **fields)
+
     def check(self, vocab_size: int) -> None:
         """Raise ``InvalidRequest`` naming the first field out of range; ``vocab_size`` is the logits width."""
         for name, (low, high) in RANGES.items():

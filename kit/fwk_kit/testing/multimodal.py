@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -72,13 +73,17 @@ class MultimodalProcessorSuite(PluginSuite):
         """What core relies on."""
         assert {piece.item for piece in made.media} == set(range(num_items)), "an item has no piece"
         end = 0
+        outside = Counter(made.token_ids)
         for piece in made.media:
             assert piece.start >= end, "pieces overlap, or are not in the order of their tokens"
             assert piece.length > 0
             end = piece.start + piece.length
+            outside -= Counter(made.token_ids[piece.start : end])
             assert piece.arrays
             assert all(isinstance(array, np.ndarray) for array in piece.arrays.values())
         assert end <= len(made.token_ids)
+        lost = Counter([*self.prompt] * num_items) - outside
+        assert lost.total() <= num_items, "rows take the place of the prompt's own tokens, not of the marks alone"
 
     def test_what_an_item_becomes_depends_on_it_alone(self, item: Registered) -> None:
         """K/V and encoded rows are shared by content."""

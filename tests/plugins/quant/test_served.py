@@ -21,7 +21,7 @@ from tests.helpers.quantised import (
 import fwk
 from fwk import SamplingParams, native
 from fwk.interfaces.declaration import Facts, Host
-from fwk.plugins import discover, find
+from fwk.plugins import discover, discovery, find
 from fwk_quant.gguf import LAYOUTS
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True, logprobs=0)
@@ -150,6 +150,8 @@ def test_parts_of_other_types_are_computed_apart_and_unread_ones_unpacked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in real files: V in more bits than Q and K. Q5_0 is made one that is not read packed, F16 is plain anyway."""
+    entry_points = discovery.entry_points
+    monkeypatch.setattr(discovery, "entry_points", lambda **group: entry_points(**group))  # declarations are made anew
     monkeypatch.setattr("fwk_quant.gguf.LAYOUTS", tuple(name for name in LAYOUTS if name != "gguf:Q5_0"))
     types = {
         "v_proj": "Q6_K",

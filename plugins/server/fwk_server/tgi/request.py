@@ -236,7 +236,7 @@ def _sampling(
     p, preferred = parameters, frontend.preferred_sampling
     best_of = p.best_of or 1
     needs_scores = p.has_details or is_stream or best_of > 1
-    return SamplingParams(
+    return SamplingParams.unchecked(
         max_tokens=p.max_new_tokens,
         temperature=(p.temperature or 1.0) if p.samples else 0.0,
         top_k=p.top_k or 0,

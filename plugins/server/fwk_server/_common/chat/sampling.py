@@ -62,7 +62,7 @@ def sampling_params(body: GenerateRequest, defaults: Mapping[str, Any], **ours: 
     if body.include_stop_str_in_output or body.no_stop_trim:
         fields["include_stop_str_in_output"] = True
     fields.update({name: value for name, value in ours.items() if value is not None})
-    return SamplingParams(**fields)
+    return SamplingParams.unchecked(**fields)
 
 
 def check_generate(body: GenerateRequest) -> None:
