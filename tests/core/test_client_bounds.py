@@ -190,6 +190,7 @@ CONNECTS = {
     "plugins/executors/fwk_executors/processes/member.py": "nodes, by their secret",
     "plugins/loaders/fwk_loaders/remote_instance/connection.py": "deadlines, and sizes that its index tells",
     "plugins/loaders/fwk_loaders/hub/source.py": "bound_httpx",
+    "plugins/loaders/fwk_loaders/wheel/index.py": "bound_httpx",
     "http/fwk_http/fetch.py": "Allowance, and a timer that cuts the connection",
     "http/fwk_http/handover.py": "the server before, of the same user",
     "http/fwk_http/addresses.py": "a look whether a server listens on a socket's path; reads nothing",

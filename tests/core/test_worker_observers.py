@@ -14,6 +14,7 @@ import torch
 from fwk.errors import FwkError, PluginLoadError
 from fwk.interfaces.observer import ObserverSpec, WorkerObserver, WorkerObserverContext
 from fwk.plugins import PluginSet, Registered
+from fwk.plugins.discovery import OWN
 from fwk.types import Batch
 from fwk.worker.runner.observing import WorkerObservers
 
@@ -71,7 +72,7 @@ def observers(monkeypatch: pytest.MonkeyPatch, **parts: type[WorkerObserver]) ->
     importlib.invalidate_caches()
     items = {
         name: Registered(
-            ObserverSpec(name=name, load="x:y", worker=f"parts_of_a_test:{name}"), f"observers.{name}", "test", "1"
+            ObserverSpec(name=name, load="x:y", worker=f"parts_of_a_test:{name}"), f"observers.{name}", OWN, "1"
         )
         for name in parts
     }

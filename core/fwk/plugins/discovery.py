@@ -7,6 +7,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from importlib.metadata import Distribution, EntryPoint, entry_points
 from typing import Any
 
@@ -194,9 +195,11 @@ class PluginSet:
         Two plugins may share an option that both declare alike.
         """
         words = {} if item.package == OWN else _words(item.declaration.options)
+        if not words:
+            return None
         others = [one for one in self.all() if one is not replaced and one.key != item.key]
         known = [("fwk itself", False, _words(model)) for model in _CORE]
-        known += [(other.source, True, _words(other.declaration.options)) for other in others] if words else []
+        known += [(other.source, True, _words(other.declaration.options)) for other in others]
         for whose, may_share, theirs in known:
             for word in words.keys() & theirs.keys():
                 if words[word] != theirs[word] or not may_share:
@@ -233,6 +236,7 @@ class PluginSet:
         return Registered(declaration, plugin, package, version, item.api, adapter)
 
 
+@cache
 def _words(options: type[Options] | None) -> dict[str, tuple[str, str]]:
     """By each word that sets one of these options: which, and what it is."""
     return {
