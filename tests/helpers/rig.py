@@ -14,12 +14,15 @@ import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
 
+from fwk.native import ahead
+from fwk.plugins import discover
 from tests.helpers.http import NO_TLS
 from tests.helpers.packages import write_metadata
 from tests.helpers.zygote import zygote
@@ -102,6 +105,7 @@ class Server:
         environment: dict[str, str] | None = None,
         forked: bool = True,
     ) -> None:
+        build_kernels()
         self._folder = Path(tempfile.mkdtemp(prefix="fwk-rig-"))  # short: a socket's path goes into it
         self._log = self._folder / "log"
         caches = Path(tempfile.gettempdir()) / "fwk-rig-torch"  # what torch keeps is no leftover of the server
@@ -326,6 +330,12 @@ class Server:
     @property
     def is_running(self) -> bool:
         return self.process.poll() is None
+
+
+@cache
+def build_kernels() -> None:
+    """Those that servers would begin with by the way: the processes that do are none that tests count on."""
+    ahead.main([str(source) for item in discover().all() for source in item.declaration.kernels])
 
 
 def is_helper(process: psutil.Process) -> bool:

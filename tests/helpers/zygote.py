@@ -74,6 +74,7 @@ OF_ITS_OWN = (
         "TORCHINDUCTOR_CACHE_DIR",
         "GLOO_SOCKET_IFNAME",
         "PYTEST_CURRENT_TEST",
+        "TQDM_DISABLE",
     ),
 )
 """Variables that nothing has read before a fork sees its own."""

@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -26,9 +28,23 @@ def build_ahead(sources: Sequence[Path]) -> subprocess.Popen[bytes] | None:
     print(f"fwk: building {len(missing)} kernels for this CPU (once, some seconds) ...", file=sys.stderr, flush=True)
     command = [sys.executable, "-m", "fwk.native.ahead", *map(str, missing)]
     try:
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,  # closed when this process ends, and the builder's group with it
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
     except OSError:
         return None
+    threading.Thread(target=_reap, args=(process,), daemon=True, name="kernels").start()
+    return process
+
+
+def _reap(process: subprocess.Popen[bytes]) -> None:
+    process.wait()
+    if process.stdin is not None:
+        process.stdin.close()
 
 
 def _is_there(source: Path) -> bool:
@@ -51,5 +67,12 @@ def main(sources: Sequence[str]) -> None:
         list(pool.map(one, sources))
 
 
+def end_with_parent() -> None:
+    """And the compilers with this process."""
+    os.read(sys.stdin.fileno(), 1)
+    os.killpg(0, signal.SIGTERM)
+
+
 if __name__ == "__main__":
+    threading.Thread(target=end_with_parent, daemon=True).start()
     main(sys.argv[1:])
