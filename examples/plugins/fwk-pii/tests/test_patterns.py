@@ -53,9 +53,9 @@ def test_twice_the_text_takes_twice_the_time(unit: str) -> None:
         text = unit * count
         best = []
         for _ in range(3):
-            started = time.perf_counter()
+            started = time.thread_time()
             ALL.redact(text)
-            best.append(time.perf_counter() - started)
+            best.append(time.thread_time() - started)
         return min(best)
 
     assert seconds(40_000) < 8 * seconds(10_000) + 0.01, "not linear"
