@@ -405,7 +405,8 @@ class LLM:
 
 def _spread(name: str, given: Any, count: int) -> list[Any]:
     """A field's value for each prompt. Raises ``InvalidRequest`` where it has another number of them."""
-    values = list(cast("Sequence[Any]", given)) if isinstance(given, list | tuple) and given else [given] * count
+    several = list(cast("Sequence[Any]", given)) if isinstance(given, list | tuple) else []
+    values = several or [given] * count
     if len(values) != count:
         raise InvalidRequest(f"{count} prompts, but {len(values)} of {name}", name)
     return values
