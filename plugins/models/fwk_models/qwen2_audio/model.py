@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from fwk.interfaces.model import ModelContext
 from fwk.layers import LayerNorm, ReplicatedLinear
-from fwk_models._common.llama import LlamaDecoder
+from fwk_models._common.nested_text import NestedDecoder
 from fwk_models._common.sound import EPS, SoundEncoder, pairs
 from fwk_models._common.vision import whole
 
@@ -15,20 +15,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Qwen2Audio(LlamaDecoder):
+class Qwen2Audio(NestedDecoder):
     """Token ids, and rows of sounds, to hidden states to logits."""
 
     def __init__(self, context: ModelContext) -> None:
-        is_old = context.weights.has("language_model.model.embed_tokens.weight")
-        self.root = "language_model.model" if is_old else "model.language_model"
-        self.head_name = "language_model.lm_head" if is_old else "lm_head"
         super().__init__(context)
-        outer = "" if is_old else "model."
-        self.ears = Ears(context, outer) if "audio" in context.media else None
+        self.ears = Ears(context, self.outer) if "audio" in context.media else None
         if self.ears is None:
-            for name in context.weights.names():
-                if name.startswith((f"{outer}audio_tower.", f"{outer}multi_modal_projector.")):
-                    context.weights.skip(name)
+            self.skip(context, "audio_tower.", "multi_modal_projector.")
 
     def encode(self, kind: str, items: Sequence[Mapping[str, Tensor]]) -> Sequence[Tensor]:
         """Of sounds, ``spectrogram`` [num_bins, 2 * n + 1] each: [n / 2, hidden_size]."""

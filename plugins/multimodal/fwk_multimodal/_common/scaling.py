@@ -12,6 +12,10 @@ from PIL import Image
 
 from fwk.errors import ModelLoadError
 
+CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+"""Of CLIP's training images, which later encoders kept."""
+
 
 @dataclass(frozen=True, slots=True)
 class Scaling:

@@ -11,10 +11,8 @@ from PIL import Image
 from fwk.errors import ModelLoadError
 from fwk.interfaces.multimodal import MediaItem, MultimodalContext, MultimodalProcessor, Placed, PlacedMedia
 from fwk_multimodal._common.images import check_places, decode
-from fwk_multimodal._common.scaling import Scaling, check_steps, naming_fields
+from fwk_multimodal._common.scaling import CLIP_MEAN, CLIP_STD, Scaling, check_steps, naming_fields
 
-MEAN = (0.48145466, 0.4578275, 0.40821073)
-STD = (0.26862954, 0.26130258, 0.27577711)
 START, END = "<img>", "</img>"
 
 
@@ -37,7 +35,7 @@ class InternVLProcessor(MultimodalProcessor):
             if not 1 <= self._least <= self._most <= 64:
                 raise ValueError("min_patches and max_patches must be 1 to 64")
             self._resample = Image.Resampling(config.get("resample", Image.Resampling.BICUBIC))
-            self._scaling = Scaling.of(config, MEAN, STD)
+            self._scaling = Scaling.of(config, CLIP_MEAN, CLIP_STD)
         patch, whole = (_side(vision.get(name, default)) for name, default in (("patch_size", 14), ("image_size", 448)))
         if whole != self._side:
             raise ModelLoadError(f"preprocessor_config.json cuts tiles of {self._side}, the model reads {whole} pixels")

@@ -12,10 +12,8 @@ from PIL import Image
 from fwk.errors import ModelLoadError
 from fwk.interfaces.multimodal import MediaItem, MultimodalContext, MultimodalProcessor, Placed, PlacedMedia
 from fwk_multimodal._common.images import check_places, decode
-from fwk_multimodal._common.scaling import Scaling, check_steps, naming_fields
+from fwk_multimodal._common.scaling import CLIP_MEAN, CLIP_STD, Scaling, check_steps, naming_fields
 
-MEAN = (0.48145466, 0.4578275, 0.40821073)
-STD = (0.26862954, 0.26130258, 0.27577711)
 BREAK, END = "[IMG_BREAK]", "[IMG_END]"
 
 
@@ -34,7 +32,7 @@ class Mistral3Processor(MultimodalProcessor):
             if not 0 < min(self._height, self._width) <= max(self._height, self._width) <= 2**14:
                 raise ValueError("size must be edges of 1 to 16384 pixels")
             self._resample = Image.Resampling(config.get("resample", Image.Resampling.BICUBIC))
-            self._scaling = Scaling.of(config, MEAN, STD)
+            self._scaling = Scaling.of(config, CLIP_MEAN, CLIP_STD)
         patch = vision.get("patch_size", 16)
         self._side = int(patch[0] if isinstance(patch, list | tuple) else patch) * int(raw.get("spatial_merge_size", 2))
         self._image = context.config.integer("image_token_index", 10, 0)

@@ -19,10 +19,8 @@ from fwk.interfaces.multimodal import (
     PlacedMedia,
 )
 from fwk_multimodal._common.images import check_places, decode
-from fwk_multimodal._common.scaling import Scaling, check_steps, naming_fields
+from fwk_multimodal._common.scaling import CLIP_MEAN, CLIP_STD, Scaling, check_steps, naming_fields
 
-MEAN = (0.48145466, 0.4578275, 0.40821073)
-STD = (0.26862954, 0.26130258, 0.27577711)
 LONGEST = 200
 """How many times as long as wide an image may be."""
 
@@ -40,7 +38,7 @@ class QwenProcessor(MultimodalProcessor):
             self._least = _pixels(config.get("min_pixels") or sizes.get("shortest_edge") or 56 * 56)
             self._most = _pixels(config.get("max_pixels") or sizes.get("longest_edge") or 28 * 28 * 1280)
             self._resample = Image.Resampling(config.get("resample", Image.Resampling.BICUBIC))
-            self._scaling = Scaling.of(config, MEAN, STD)
+            self._scaling = Scaling.of(config, CLIP_MEAN, CLIP_STD)
             self._patch, self._merge, self._times = (
                 int(config.get(name) or default)
                 for name, default in (("patch_size", 14), ("merge_size", 2), ("temporal_patch_size", 2))
