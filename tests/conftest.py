@@ -6,6 +6,7 @@ import gc
 import os
 import sys
 import time
+from collections.abc import Iterator
 from importlib.util import find_spec
 
 # Small models gain nothing from threads, and threads that wait for each other crawl when the machine is busy.
@@ -60,6 +61,16 @@ def pytest_configure(config: pytest.Config) -> None:
 def one_thread() -> None:
     """Torch computes on one thread: sums are added in one order, and the other cores are left to other tests."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def same_variables() -> Iterator[None]:
+    """What a test, or a library within it, sets in the environment ends with it: later servers could not be forked."""
+    before = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    yield
+    for name in [name for name in os.environ if name not in before and name != "PYTEST_CURRENT_TEST"]:
+        del os.environ[name]
+    os.environ.update({name: value for name, value in before.items() if os.environ.get(name) != value})
 
 
 def pytest_collection() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import socket
 import time
@@ -19,6 +20,7 @@ from tests.helpers.client import Streamed, connect, together
 from tests.helpers.http import NO_TLS
 from tests.helpers.rig import FAKE, Server, assert_no_leak, until
 from tests.helpers.servers import Start
+from tests.helpers.zygote import zygote
 
 PAGE_FILES = (
     "api.js",
@@ -235,6 +237,7 @@ def test_torch_is_the_engines_alone(locked: Server) -> None:
 
 def test_others_are_forked_with_their_engine(fake: Server, locked: Server) -> None:
     """Of what has imported the same; else hundreds of seconds of the tests are imports."""
+    assert not zygote().differing(os.environ), "a test has set variables for those after it"
     for server, module in ((fake, "zygote.py"), (locked, "fwk")):
         assert server.engine is not None
         assert any(module in word for word in psutil.Process(server.process.pid).cmdline()[1:4])

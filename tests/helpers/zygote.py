@@ -80,6 +80,10 @@ OF_ITS_OWN = (
 """Variables that nothing has read before a fork sees its own."""
 
 
+AT_FIRST = dict(os.environ)
+"""Variables before the first test."""
+
+
 class Forked(subprocess.Popen[bytes]):
     """A child that is there already, with the state that ``Popen`` has once it has started one."""
 
@@ -91,20 +95,29 @@ class Forked(subprocess.Popen[bytes]):
 
 
 class Zygote:
-    """``start`` takes what a process of its own would be given."""
+    """``start`` takes what a process of its own would be given.
 
-    def __init__(self) -> None:
-        self._environment = dict(os.environ)
+    environment: its own, whatever a test has set while it is made.
+    """
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._environment = environment
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control, self._lock = ours, threading.Lock()
         command = [sys.executable, "-P", __file__, str(theirs.fileno())]
         with theirs:
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=environment
+            )
 
     def serves(self, environment: Mapping[str, str]) -> bool:
         """Whether what it has imported would be the same in such an environment."""
+        return not self.differing(environment)
+
+    def differing(self, environment: Mapping[str, str]) -> list[str]:
+        """The variables for which it would not."""
         ours = self._environment
-        return all(ours.get(name) == environment.get(name) for name in {*ours, *environment} - {*OF_ITS_OWN})
+        return [name for name in {*ours, *environment} - {*OF_ITS_OWN} if ours.get(name) != environment.get(name)]
 
     def start(
         self, words: Sequence[str], environment: Mapping[str, str], log: int = 2, passed: Sequence[int] = ()
@@ -126,7 +139,7 @@ class Zygote:
 @cache
 def zygote() -> Zygote:
     """This process's, from the first that it forks until its end."""
-    found = Zygote()
+    found = Zygote(AT_FIRST)
     atexit.register(found.close)
     return found
 
