@@ -174,7 +174,7 @@ class Needs:
         if unknown:
             return f"computes in {', '.join(unknown)}, which a {host.device} device cannot"
         for text in self.packages:
-            requirement = Requirement(text)
+            requirement = _requirement(text)
             try:
                 version = installed_version(requirement.name)
             except importlib.metadata.PackageNotFoundError:
@@ -182,6 +182,9 @@ class Needs:
             if not requirement.specifier.contains(version, prereleases=True):
                 return f"needs {text}, but {version} is installed: pip install '{text}'"
         return None
+
+
+_requirement = cache(Requirement)
 
 
 @cache

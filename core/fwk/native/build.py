@@ -49,7 +49,7 @@ def refusal() -> str | None:
 
     Builds the thread pool once, to find a compiler that fails, a full disk or a folder that cannot be written to.
     """
-    if _prebuilt(SMALLEST, isas()[-1]) is not None:
+    if prebuilt.FOLDER.is_dir() and _prebuilt(SMALLEST, isas()[-1]) is not None:
         return None
     return _unavailable() or _failure(compiler.find(), os.environ.get("XDG_CACHE_HOME"))
 

@@ -8,7 +8,7 @@ it: families in the order of ``ORDER``, the best rank first in each; what the us
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fwk.errors import PluginError
@@ -26,6 +26,7 @@ class Resolution:
 
     facts: Facts
     selections: Mapping[str, Selection]
+    _judged: dict[str, tuple[Registered, Any, str | None]] = field(default_factory=dict, init=False, compare=False)
 
     def item(self, family: str) -> Registered:
         """The plugin chosen from a family that is in use."""
@@ -43,11 +44,15 @@ class Resolution:
 
         options: its own, validated.
         """
+        if item.key in self._judged and self._judged[item.key][:2] == (item, options):
+            return self._judged[item.key][2]
         others = [self.item(family) for family in self.selections if family != item.family]
         facts = replace(self.facts, chosen={**self.facts.chosen, item.family: (item.name,)})
         facts = item.declaration.facts_with(facts, options)
         unanswered = _unanswered(item.declaration.asks_of(facts, options), others, self.selections)
-        return unanswered or item.declaration.refusal(facts) or _objection(others, facts)
+        why = unanswered or item.declaration.refusal(facts) or _objection(others, facts)
+        self._judged[item.key] = item, options, why
+        return why
 
     def check(self, facts: Facts) -> None:
         """Raise ``PluginError`` if a choice cannot serve the run as it turned out to be."""
@@ -136,6 +141,7 @@ class _Negotiation:
         self._facts = replace(facts, drafts=drafts, chosen={**idle, **given})
         self._options = options
         self._own: dict[str, Any] = {}
+        self._alone: dict[str, str | None] = {}
         named = [family for family in ORDER if wanted.get(family, AUTO) != AUTO]
         self._order = [*named, *(family for family in ORDER if wanted.get(family) == AUTO)]
         self._candidates = {
@@ -168,17 +174,20 @@ class _Negotiation:
     def _search(self, chosen: Choices) -> Iterator[Choices]:
         """Every way to complete ``chosen``, the best first."""
         left = [family for family in self._order if family not in chosen]
-        possible = {family: [item for item in self._candidates[family] if self._fits(item, chosen)] for family in left}
+        possible = {family: (item for item in self._candidates[family] if self._fits(item, chosen)) for family in left}
+        first = {family: next(items, None) for family, items in possible.items()}
         for family in left:
-            if not possible[family]:  # whatever is chosen from the others: it only gets harder
+            if first[family] is None:  # whatever is chosen from the others: it only gets harder
                 if len(chosen) > self._deadlock[0]:
                     self._deadlock = (len(chosen), family, dict(chosen))
                 return
         if not left:
             yield chosen
             return
-        for item in possible[left[0]]:
+        item = first[left[0]]
+        while item is not None:
             yield from self._search({**chosen, left[0]: item})
+            item = next(possible[left[0]], None)
 
     def _displaced_model(self, found: Choices) -> tuple[Registered, str] | None:
         """The model plugin that ``auto`` would take but for a plugin that was named, and why the two disagree.
@@ -203,8 +212,9 @@ class _Negotiation:
     def _refusal(self, item: Registered, chosen: Choices) -> str | None:
         """Why ``item`` cannot be taken alongside what is chosen from other families; None when it can."""
         alongside = {family: other for family, other in chosen.items() if family != item.family}
-        why = item.declaration.refusal(self._facts) or self._undetermined(item)
-        if why is not None:  # it may not even be able to say what it would ask
+        if item.key not in self._alone:
+            self._alone[item.key] = item.declaration.refusal(self._facts) or self._undetermined(item)
+        if (why := self._alone[item.key]) is not None:  # it may not even be able to say what it would ask
             return why
         together = {**alongside, item.family: item}
         facts = self._facts_of(together)

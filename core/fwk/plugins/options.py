@@ -8,10 +8,10 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal, cast, get_args, get_origin
 
 from pydantic import ValidationError
-from pydantic.fields import FieldInfo
 
 from fwk.config import (
     Config,
@@ -330,14 +330,14 @@ def _validated(model: type[Options], values: Mapping[str, Any]) -> Any:
 def _meanings(plugins: PluginSet) -> dict[str, _Meaning]:
     """Every name an option can be given by."""
     found: dict[str, _Meaning] = {}
-    fields: dict[str, FieldInfo] = {}
     for owner in option_owners(plugins):
         for name, field in owner.model.model_fields.items():
             before = found.get(name)
             if before is None:
-                fields[name] = field
                 found[name] = _Meaning(name, (owner,))
-            elif repr(fields[name]) == repr(field) and all(o.item is not None for o in before.owners):
+            elif all(
+                o.item is not None and _told(o.model, before.option) == _told(owner.model, name) for o in before.owners
+            ):
                 found[name] = _Meaning(name, (*before.owners, owner))  # two plugins share an option
             else:
                 raise PluginError(
@@ -356,6 +356,12 @@ def _meanings(plugins: PluginSet) -> dict[str, _Meaning]:
         for turn, plugin in turns.items() if name in found else ():  # else what would have the option is not installed
             found.setdefault(normal(turn), _Meaning(name, found[name].owners, plugin, True))
     return found
+
+
+@cache
+def _told(model: type[Options], name: str) -> str:
+    """All that is declared of an option."""
+    return repr(model.model_fields[name])
 
 
 def _whose(owner: OptionOwner) -> str:
