@@ -18,6 +18,7 @@ from fwk.plugins.families import COMPUTING, FAMILIES, ORDER
 from fwk.plugins.selection import AUTO, Candidate, Selection, find, none_possible, plugin_options, ranked
 
 Choices = dict[str, Registered]
+_Judged = tuple[Registered, Any, str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ class Resolution:
 
     facts: Facts
     selections: Mapping[str, Selection]
-    _judged: dict[str, tuple[Registered, Any, str | None]] = field(default_factory=dict, init=False, compare=False)
+    _judged: dict[str, _Judged] = field(default_factory=dict[str, _Judged], init=False, compare=False)
 
     def item(self, family: str) -> Registered:
         """The plugin chosen from a family that is in use."""
