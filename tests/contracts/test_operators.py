@@ -23,6 +23,7 @@ class TestTriton(OperatorsSuite):
     """In Triton's interpreter."""
 
     plugin = "triton"
+    num_rows_together = 30
 
     @pytest.mark.sweep
     def test_serves_a_tiny_model(self, item: Registered) -> None:

@@ -82,12 +82,13 @@ def check_rounded(found: RoundedRows, wanted: Tensor, group: int) -> None:
 class OperatorsSuite(ServedSuite):
     """Every operator against float64, in both precisions, on rows that lie together and on rows that stand apart.
 
-    sizes: numbers in a row.
+    sizes: numbers in a row. num_rows_together: rows of which each must have the bits that it has alone.
     """
 
     family = "operators"
     interface = Operators
     sizes: ClassVar[list[int]] = SIZES
+    num_rows_together = 200
     num_threads = 1
 
     def operators(self, item: Registered, dtype: torch.dtype) -> Operators:
@@ -260,15 +261,15 @@ class OperatorsSuite(ServedSuite):
 
     def test_a_row_depends_on_no_other(self, item: Registered) -> None:
         """Alone or among others, on one thread or on some: the same bits."""
-        operators = self.operators(item, torch.bfloat16)
-        x, residual, weight = (random(*shape, dtype=torch.bfloat16) for shape in ((200, 1152), (200, 1152), (1152,)))
+        operators, n = self.operators(item, torch.bfloat16), self.num_rows_together
+        x, residual, weight = (random(*shape, dtype=torch.bfloat16) for shape in ((n, 1152), (n, 1152), (1152,)))
         together = operators.add_rms_norm(x, residual.clone(), weight, EPS)
         gated = operators.gate(x, "silu")
-        heads, of_heads = x.view(200, 18, 64), random(18, 64, dtype=torch.bfloat16)
+        heads, of_heads = x.view(n, 18, 64), random(18, 64, dtype=torch.bfloat16)
         normed_heads, turned = operators.rms_norm(heads, of_heads, EPS), heads.clone()
-        angles = random(200, 1, 64, dtype=torch.bfloat16)
+        angles = random(n, 1, 64, dtype=torch.bfloat16)
         operators.rotate(turned, angles, angles)
-        for row in (0, 77, 199):
+        for row in (0, n * 2 // 5, n - 1):
             one = slice(row, row + 1)
             assert torch.equal(operators.rms_norm(heads[one], of_heads, EPS), normed_heads[one])
             alone = heads[one].clone()

@@ -94,12 +94,12 @@ def test_ranks_add_up_to_the_layer_wherever_experts_are(
     if case[0] == "triton" and os.environ.get("TRITON_INTERPRET") != "1":
         pytest.skip("runs in Triton's interpreter")
     near = 1e-5 if case[1] == "float32" else 2.0**-7  # each rank rounds its part
-    x = tokens(23, case[1])
+    x = tokens(5 if case[0] == "triton" else 23, case[1])
     placements = [Given(TRIVIAL, by_row=by_row) for _ in range(2)]
     with torch.inference_mode():
         wanted = layer(mixture, case, 0, None)[0](x).float()
         ranks = [layer(mixture, case, rank, placement)[0] for rank, placement in enumerate(placements)]
-        for slots in (TRIVIAL, *OTHERS):
+        for slots in (TRIVIAL, OTHERS[0]) if case[0] == "triton" else (TRIVIAL, *OTHERS):
             for placement in placements:
                 placement.layers[0].place(slots)
                 assert placement.layers[0].slots == tuple(slots)
