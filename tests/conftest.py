@@ -23,7 +23,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from tests.helpers.discovered import discover_once
+from fwk.engine import llm
+from tests.helpers.discovered import discover_once, share_adapters
 from tests.helpers.durations import longest_first
 from tests.helpers.interpreted import patch_once_a_launch, same_rows
 from tests.helpers.selection import left_to_the_sweep, outside_of_parts
@@ -51,7 +52,8 @@ SWEPT = {
 def pytest_configure(config: pytest.Config) -> None:
     sys.dont_write_bytecode = False  # else each process of each run compiles all tests anew
     settings.load_profile("gate" if "not sweep" in config.option.markexpr else "sweep")
-    discover_once()
+    discover_once(llm)
+    share_adapters()
     fork_ranks()
     if os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None:
         patch_once_a_launch()

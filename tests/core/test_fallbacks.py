@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import os
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,6 +14,7 @@ from safetensors.torch import save_file
 from tests.helpers.fake_plugins import declare
 from tests.helpers.packages import write_package
 from tests.helpers.tiny import TINY
+from tests.helpers.zygote import run_fwk
 
 import fwk
 from fwk import (
@@ -136,15 +136,9 @@ def load_balancers():
     return [LoadBalancerSpec(name="swift", load="a:b", rank=99, needs=Needs(packages=("rocket>=3",)))]
 """
     write_package(tmp_path / "site", "acme", {"swift": source})
-    command = [sys.executable, "-m", "fwk", "serve", model(tmp_path, TINY), "--load-format", "dummy", "--strict"]
-    done = subprocess.run(
-        [*command, "--port", "0", "--device", "cpu", "--data-parallel-size", "2"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(tmp_path / "site")},
-    )
+    words = ["serve", model(tmp_path, TINY), "--load-format", "dummy", "--strict", "--port", "0", "--device", "cpu"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
+    done = run_fwk(*words, "--data-parallel-size", "2", environment=environment)
     assert done.returncode == PluginError.exit_code
     assert [line for line in done.stderr.splitlines() if "error" in line] == [
         f"fwk: error: --strict: load balancer 'swift' was not taken: {REMEDY}. Choose by name, or leave --strict out"

@@ -6,8 +6,6 @@ import contextlib
 import io
 import json
 import os
-import subprocess
-import sys
 from collections import defaultdict
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +15,7 @@ import pytest
 from tests.helpers.fake_plugins import declare
 from tests.helpers.packages import write_metadata
 from tests.helpers.templates import install
+from tests.helpers.zygote import run_fwk
 
 from fwk import AttentionBackendSpec
 from fwk.cli.main import main
@@ -35,8 +34,7 @@ def fwk(*words: str, site: Path | None = None, code: int | None = 0) -> str:
     """What a command prints, as a user sees it, with further packages installed in ``site``."""
     places = [str(site)] if site is not None else []
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*places, os.environ.get("PYTHONPATH", "")])}
-    command = [sys.executable, "-m", "fwk", *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=False)
+    done = run_fwk(*words, environment=environment)
     assert code is None or done.returncode == code, done.stdout + done.stderr
     return done.stdout or done.stderr
 

@@ -6,7 +6,6 @@ import json
 import re
 import ssl
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ import httpx
 import pytest
 
 from fwk_kit.testing.serving import TINY
+from tests.helpers.zygote import open_fwk
 
 
 @contextmanager
@@ -22,7 +22,7 @@ def served(folder: Path, *flags: str) -> Iterator[tuple[str, subprocess.Popen[st
     """The address of a server, and its process, whose log can be read."""
     (folder / "config.json").write_text(json.dumps(TINY))
     words = ["serve", str(folder), "--load-format", "dummy", "--port", "0", "--max-total-tokens", "2048", *flags]
-    with subprocess.Popen([sys.executable, "-m", "fwk", *words], stderr=subprocess.PIPE, text=True) as process:
+    with open_fwk(*words) as process:
         assert process.stderr is not None
         try:
             lines = []

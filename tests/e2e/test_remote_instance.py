@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +22,7 @@ from tests.helpers.rig import Server, until
 from tests.helpers.seed_server import http, scripted_seed
 from tests.helpers.servers import Start
 from tests.helpers.tiny import save_llama
+from tests.helpers.zygote import run_fwk
 
 KEY = "of-the-seed"
 ADMIN = {"authorization": f"Bearer {KEY}"}
@@ -241,9 +240,8 @@ def ended(here: Path, python_path: str) -> Ended:
     """Start a receiver that cannot start: its exit code, and its lines about errors."""
 
     def run(*given: str) -> tuple[int, list[str]]:
-        command = [sys.executable, "-m", "fwk", "serve", str(here), "--device", "cpu", "--port", "0", *given]
         environment = {**os.environ, "PYTHONPATH": python_path, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=False)
+        done = run_fwk("serve", str(here), "--device", "cpu", "--port", "0", *given, environment=environment)
         lines = [line for line in done.stderr.splitlines() if "error" in line.lower() or "the seed" in line]
         return done.returncode, lines
 

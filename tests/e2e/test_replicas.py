@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from fwk.errors import ConfigError
 from tests.helpers.client import Streamed, connect, together
 from tests.helpers.rig import FAKE, Server, is_alive, until
 from tests.helpers.servers import Shared, Start
+from tests.helpers.zygote import run_fwk
 
 TWO = (*FAKE, "--fake-step-ms", "20", "--data-parallel-size", "2")
 
@@ -153,8 +152,7 @@ async def test_an_engine_that_hangs_gets_no_requests_until_it_answers_again(spaw
     ],
 )
 def test_what_cannot_be_is_said_in_one_line(tiny_folder: Path, flags: list[str], message: str) -> None:
-    command = [sys.executable, "-m", "fwk", "serve", str(tiny_folder), "--load-format", "dummy", "--port", "0"]
-    done = subprocess.run([*command, *flags], capture_output=True, text=True, timeout=60, check=False)
+    done = run_fwk("serve", str(tiny_folder), "--load-format", "dummy", "--port", "0", *flags)
     assert done.returncode != 0
     assert message in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1, done.stderr

@@ -15,6 +15,7 @@ import pytest
 from fwk.errors import ConfigError, EngineDead, FwkError, ModelLoadError, PluginError, PortTaken
 from tests.helpers.rig import FAKE, Server, until
 from tests.helpers.servers import Start
+from tests.helpers.zygote import run_fwk
 
 SOON = 2.0
 NOISE = 20.0
@@ -26,9 +27,8 @@ def ends(*words: str, temporary: Path | None = None, python_path: str | None = N
     environment = {**os.environ, **({"TMPDIR": str(temporary)} if temporary else {})}
     if python_path is not None:
         environment["PYTHONPATH"] = python_path
-    command = [sys.executable, "-m", "fwk", "serve", "--device", "cpu", "--load-format", "dummy", *words]
     started = time.monotonic()
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    ended = run_fwk("serve", "--device", "cpu", "--load-format", "dummy", *words, environment=environment)
     assert time.monotonic() - started < SOON + NOISE
     lines = [line for line in ended.stderr.splitlines() if not line.startswith("fwk: warning: ")]
     assert "Traceback" not in ended.stderr

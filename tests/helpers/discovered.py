@@ -1,27 +1,64 @@
-"""Engines within this process look for plugins once for each path of modules: a third of what a start costs."""
+"""Engines and servers of the tests look for plugins, and ask what their routes may answer, once: a third of a start."""
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import replace
-from functools import cache
+from types import ModuleType
+from typing import Any, get_args
 
-from fwk.engine import llm
+from fastapi._compat import v2
+from fastapi.utils import create_model_field
+from pydantic import BaseModel, TypeAdapter
+from pydantic.fields import FieldInfo
+
 from fwk.plugins import PluginSet, discovery
 
-
-def discover_once() -> None:
-    """Have ``fwk.LLM`` begin with a copy of what was found before, as long as nothing else can be found."""
-    llm.discover = _discover  # type: ignore[assignment]
+_found: dict[Hashable, PluginSet] = {}
+_adapters: dict[Hashable, TypeAdapter[Any]] = {}
 
 
-def _discover(allow_override: Iterable[str] = ()) -> PluginSet:
-    found = _found(tuple(allow_override), tuple(sys.path), discovery.entry_points)
+def discover_once(*modules: ModuleType) -> None:
+    """Have these begin with a copy of what was found before, as long as nothing else can be found."""
+    for module in modules:
+        module.discover = _discover  # type: ignore[attr-defined]
+
+
+def share_adapters() -> None:
+    """Have FastAPI make one adapter for each model that routes answer with: a server's name few, a thousand times."""
+    v2.TypeAdapter = _adapter  # type: ignore[assignment]
+
+
+def make_ahead() -> None:
+    """Both, with the plugins and models of answers that there are."""
+    _discover()
+    answers = [BaseModel]
+    for each in answers:
+        answers.extend(each.__subclasses__())
+        if each.__module__.startswith("fwk_server."):
+            create_model_field("answer", each, mode="serialization")
+
+
+def _discover(allow_override: Iterable[str] = (), *, warn: Callable[[str], None] | None = None) -> PluginSet:
+    key = tuple(allow_override), tuple(sys.path), discovery.entry_points
+    if key not in _found:
+        _found[key] = discovery.discover(allow_override, warn=warn)
+    elif warn is not None:
+        for broken in _found[key].broken:
+            warn(broken.sentence())
+    found = _found[key]
     families = {family: dict(items) for family, items in found.by_family.items()}
     return replace(found, by_family=families, broken=[*found.broken], overridden=[*found.overridden])
 
 
-@cache
-def _found(allow_override: tuple[str, ...], path: tuple[str, ...], entry_points: Callable[..., object]) -> PluginSet:
-    return discovery.discover(allow_override)
+def _adapter(annotated: Any, *, config: Any = None) -> TypeAdapter[Any]:
+    model, *told = get_args(annotated)
+    with contextlib.suppress(TypeError):  # not all that a field may be told can be looked up
+        key = model, *(tuple(each._attributes_set.items()) if isinstance(each, FieldInfo) else each for each in told)
+        if config is None:
+            if key not in _adapters:
+                _adapters[key] = TypeAdapter(annotated)
+            return _adapters[key]
+    return TypeAdapter(annotated, config=config)

@@ -24,8 +24,9 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import entry_points
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -120,15 +121,21 @@ class Zygote:
         return [name for name in {*ours, *environment} - {*OF_ITS_OWN} if ours.get(name) != environment.get(name)]
 
     def start(
-        self, words: Sequence[str], environment: Mapping[str, str], log: int = 2, passed: Sequence[int] = ()
+        self,
+        words: Sequence[str],
+        environment: Mapping[str, str],
+        log: int = 2,
+        passed: Sequence[int] = (),
+        output: int = 1,
     ) -> subprocess.Popen[bytes]:
         """``python -P -m`` with these words, as a child of this process.
 
         log: its standard error. passed: descriptors that it has, too; words that are their numbers say its own.
+        output: its standard output.
         """
         asked = {"words": words, "environment": dict(environment), "folder": os.getcwd(), "parent": os.getpid()}
         with self._lock, adopting_orphans():
-            socket.send_fds(self._control, [json.dumps(asked | {"passed": passed}).encode()], [1, log, *passed])
+            socket.send_fds(self._control, [json.dumps(asked | {"passed": passed}).encode()], [output, log, *passed])
             return Forked(int(self._control.recv(64) or exit_of(self._process)))
 
     def close(self) -> None:
@@ -142,6 +149,40 @@ def zygote() -> Zygote:
     found = Zygote(AT_FIRST)
     atexit.register(found.close)
     return found
+
+
+def open_fwk(*words: str, environment: Mapping[str, str] | None = None) -> subprocess.Popen[Any]:
+    """``python -m fwk`` with these words, whose standard error is a pipe of text; a fork where that may be one."""
+    environment = environment if environment is not None else os.environ
+    if not zygote().serves(environment):
+        command = [sys.executable, "-m", "fwk", *words]
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment, text=True)
+    reading, writing = os.pipe()
+    try:
+        process: subprocess.Popen[Any] = zygote().start(["fwk", *words], environment, writing)
+    finally:
+        os.close(writing)
+    process.stderr = os.fdopen(reading)
+    return process
+
+
+def run_fwk(
+    *words: str, environment: Mapping[str, str] | None = None, seconds: float = 120.0
+) -> subprocess.CompletedProcess[str]:
+    """The same to its end: its exit code and what it printed."""
+    environment = environment if environment is not None else os.environ
+    if not zygote().serves(environment):
+        command = [sys.executable, "-m", "fwk", *words]
+        return subprocess.run(command, capture_output=True, text=True, timeout=seconds, env=environment, check=False)
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as log:
+        process = zygote().start(["fwk", *words], environment, log.fileno(), output=output.fileno())
+        try:
+            code = process.wait(seconds)
+        finally:
+            process.kill()
+        for file in (output, log):
+            file.seek(0)
+        return subprocess.CompletedProcess(words, code, output.read(), log.read())
 
 
 def fork_ranks() -> None:
@@ -176,6 +217,7 @@ def main(control: socket.socket) -> int:
     dialects = [module.name for module in pkgutil.walk_packages(fwk_server.__path__, "fwk_server.")]
     for name in (ENGINE, *MODULES, *(point.module for point in entry_points(group="fwk")), *dialects):
         importlib.import_module(name)
+    keep_what_forks_make()
     gc.collect()
     gc.freeze()
     while True:
@@ -186,10 +228,19 @@ def main(control: socket.socket) -> int:
             if os.fork():
                 os._exit(0)  # which leaves the other to the tests' process
             become(json.loads(asked), descriptors, control)
-            return 0
         os.wait()
         for descriptor in descriptors:
             os.close(descriptor)
+
+
+def keep_what_forks_make() -> None:
+    """Plugins, and what the routes of all dialects answer with."""
+    sys.path.insert(0, str(Path(__file__).parents[2]))
+    kept = importlib.import_module("tests.helpers.discovered")
+    del sys.path[0]
+    kept.discover_once(*map(importlib.import_module, (ENGINE, "fwk.cli.common", "fwk.worker.remote")))
+    kept.share_adapters()
+    kept.make_ahead()
 
 
 def become(asked: Mapping[str, Any], descriptors: Sequence[int], control: socket.socket) -> None:
@@ -209,7 +260,8 @@ def become(asked: Mapping[str, Any], descriptors: Sequence[int], control: socket
     words: list[str] = asked["words"][1:]
     sys.argv[1:] = [ours.get(word, word) for word in words]
     setattr(importlib.import_module("fwk.server.engine_process"), "subprocess", ENGINES)  # noqa: B010
-    runpy.run_module(asked["words"][0], run_name="__main__", alter_sys=True)
+    setattr(importlib.import_module("fwk.server.served_model"), "warm_up", lambda *_: None)  # noqa: B010
+    os._exit(ended(partial(runpy.run_module, asked["words"][0], run_name="__main__", alter_sys=True)))
 
 
 def settle(environment: Mapping[str, str]) -> None:
@@ -236,19 +288,23 @@ def start_engine(command: Sequence[str], env: Mapping[str, str], **settings: Any
             with contextlib.suppress(OSError):
                 os.close(number)
     settle(env)
-    os._exit(ended(importlib.import_module(ENGINE).main))
+    engine = importlib.import_module(ENGINE)
+    os._exit(ended(lambda: sys.exit(engine.main())))
 
 
 ENGINES = SimpleNamespace(Popen=start_engine, PIPE=subprocess.PIPE)
 """What the module that starts engines has of ``subprocess``."""
 
 
-def ended(run: Callable[[], int]) -> int:
-    """The exit code of a process that does this alone."""
+def ended(run: Callable[[], object]) -> int:
+    """The exit code of a process that does this alone, and does not take its modules apart: 0.4 s of CPU."""
     try:
-        code = run()
+        run()
+        code = 0
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        if isinstance(error.code, str):
+            print(error.code, file=sys.stderr)
     except BaseException:
         traceback.print_exc()
         code = 1

@@ -5,11 +5,10 @@ from __future__ import annotations
 import gc
 import json
 import logging
-import subprocess
-import sys
 from typing import Any
 
 import pytest
+from tests.helpers.zygote import open_fwk
 
 from fwk import SamplingParams
 from fwk.interfaces.observer import ObserverContext, RequestRecord
@@ -153,8 +152,7 @@ def test_a_server_writes_json_lines(tmp_path: Any) -> None:
     (tmp_path / "config.json").write_text(json.dumps(TINY))
     words = f"serve {tmp_path} --load-format dummy --port 0 --max-total-tokens 2048 --api-key k3y --log-format json"
     more = "--log-requests --log-requests-level 3 --log-stats-interval 0.05"
-    command = [sys.executable, "-m", "fwk", *words.split(), *more.split()]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+    with open_fwk(*words.split(), *more.split()) as process:
         assert process.stderr is not None
         found = []
         for line in process.stderr:
