@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from fwk_kit.testing import FeatureSuite
@@ -17,6 +17,13 @@ class TestHiddenStates(FeatureSuite):
 class TestPromptLogprobs(FeatureSuite):
     plugin = "prompt_logprobs"
     fields: ClassVar[Mapping[str, Any]] = {"prompt_logprobs": 2}
+
+
+class TestWeightUpdate(FeatureSuite):
+    plugin = "weight_update"
+
+    def exclusive(self, folder: str) -> Mapping[str, Sequence[Any]]:
+        return {"update_weights": (folder, "dummy")}
 
 
 class TestPooling(FeatureSuite):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,8 @@ from tests.helpers.scheduling import ask, batches, finish
 
 import fwk
 from fwk import FeatureSpec, Options, option
-from fwk.errors import ConfigError, InvalidRequest, PluginError
+from fwk.config import Config
+from fwk.errors import ConfigError, EngineDead, InvalidRequest, PluginError
 from fwk.features.declared import check_server
 from fwk.features.engine import EngineFeatures
 from fwk.features.server import RequestFeatures, build_server_features
@@ -35,6 +37,8 @@ from fwk.interfaces.feature import (
 )
 from fwk.interfaces.kv_transfer import KVTransferContext
 from fwk.plugins import PluginFactory, PluginSet, build_config, discover
+from fwk.server.model_engines import ModelEngines
+from fwk.types import Request, SamplingParams
 from fwk_kit.testing.fake_engine import make_engine
 from fwk_kit.testing.serving import TINY
 
@@ -253,3 +257,105 @@ def test_a_run_or_a_server_is_refused_before_anything_is_loaded(folder: str) -> 
 def test_what_it_uses_is_named_by_an_option_of_its_own() -> None:
     with pytest.raises(ValueError, match=r"uses names no option of its own: \{'other'\}"):
         FeatureSpec(name="mine", worker="x:Y", options=MineOptions, uses=(("kv_transfer", "other"),))
+
+
+# All engines at once.
+
+
+class Told:
+    """Stands for an engine's client: agrees to everything."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    async def call_feature(self, feature: str, operation: str, arguments: Any) -> str:
+        self.told.append(f"{feature}.{operation}")
+        return "done"
+
+
+class Pool:
+    """Engines, and requests that end when they are aborted."""
+
+    def __init__(self) -> None:
+        self.engines: list[Any] = [Told(), Told()]
+        self.aborted: list[str] = []
+
+    use = staticmethod(nullcontext)
+
+    def submit(self, request: Any, receiver: Any) -> None:
+        self.receiver = receiver
+
+    def abort(self, request_id: str, index: int | None = None) -> None:
+        self.aborted.append(request_id)
+
+    def forget(self, request_id: str) -> None:
+        pass
+
+
+@pytest.fixture
+def model() -> tuple[ModelEngines, Any, Any]:
+    """Engines of a model, their pool, and what tells an engine that starts of things."""
+    begins: list[Any] = []
+    pool: Any = Pool()
+    return ModelEngines(Config(), lambda begin: begins.append(begin) or pool), pool, begins[0]
+
+
+@pytest.mark.parametrize("aborts", [True, False])
+async def test_a_change_of_all_engines_waits_for_requests_and_has_later_ones_wait(model: Any, aborts: bool) -> None:
+    engines, pool, begin = model
+    request = Request(request_id="open", prompt_token_ids=[1], sampling=SamplingParams())
+    async with engines.use():
+        engines.submit(request, print)
+    came: list[str] = []
+
+    async def late() -> None:
+        async with engines.use():
+            came.append("late")
+
+    async with engines.exclusive("mine") as held:
+        assert await held.ask("prepare") == ["done", "done"]
+        draining = asyncio.create_task(held.drain(aborts=aborts))
+        await asyncio.sleep(0.05)
+        waiting = asyncio.create_task(late())
+        await asyncio.sleep(0.05)
+        assert not draining.done(), "a request is under way"
+        assert pool.aborted == ["open"] * aborts
+        engines.forget("open")
+        await draining
+        assert held.num_waiting() == 1
+        beginning = asyncio.create_task(begin(Told()))
+        await held.ask("use")
+        await asyncio.sleep(0.05)
+        assert not came
+        assert not beginning.done(), "an engine that starts meanwhile serves with nothing of before"
+    await asyncio.gather(waiting, beginning)
+    assert came == ["late"]
+    assert [engine.told for engine in pool.engines] == [["mine.prepare", "mine.use"]] * 2
+
+
+async def test_an_engine_that_was_told_before_a_change_starts_again(model: Any) -> None:
+    engines, _, begin = model
+    goes_on = asyncio.Event()
+
+    async def tell(call: Any) -> None:
+        await goes_on.wait()
+
+    engines.on_begin = tell
+    beginning = asyncio.create_task(begin(Told()))
+    await asyncio.sleep(0)
+    async with engines.exclusive("mine") as held:
+        await held.drain()
+    goes_on.set()
+    with pytest.raises(EngineDead, match="the other engines were changed while it started"):
+        await beginning
+    await begin(Told())
+
+
+async def test_nothing_is_changed_where_an_engine_came_or_went(model: Any) -> None:
+    engines, pool, _ = model
+    async with engines.exclusive("mine") as held:
+        pool.engines = pool.engines[:1]
+        with pytest.raises(EngineDead, match="ended or started meanwhile: nothing was changed"):
+            await held.drain()
+    async with engines.use(), engines.exclusive("mine"):
+        pass

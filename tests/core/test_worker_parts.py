@@ -184,11 +184,11 @@ def test_models_and_steps(model: str) -> None:
         llm.generate([[1, 2, 3]], SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True))
         assert TOLD == [("between",)] * 5
         del TOLD[:]
-        llm.engine.executor.call("prepare_weights", model, "dummy")
-        llm.engine.executor.call("discard_weights")
+        llm.engine.executor.call("features.weight_update.prepare", model, "dummy")
+        llm.engine.executor.call("features.weight_update.discard")
         assert list(TOLD) == [first]
-        llm.engine.executor.call("prepare_weights", model, "dummy")
-        llm.engine.executor.call("use_weights")
+        llm.engine.executor.call("features.weight_update.prepare", model, "dummy")
+        llm.engine.executor.call("features.weight_update.use")
         assert [told[0] for told in TOLD] == ["context", "context", "loaded", "warmed up"]
         assert TOLD[2][2] == 3
         assert llm.engine.executor.call("features.probe.choose", "deepseek") == ["DeepSeekPlacer"]

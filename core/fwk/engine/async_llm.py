@@ -8,13 +8,13 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, TypeVar, cast
 
 from fwk.engine.completion import Completion, Following, Key
 from fwk.engine.llm import LLM, Prompt
 from fwk.errors import EngineDead, FwkError
-from fwk.features.server import method_owner, own_fields
+from fwk.features.server import is_exclusive, method_owner, own_fields
 from fwk.plugins import PluginSet, discover
 from fwk.types import SamplingParams, TokenEvent
 
@@ -154,22 +154,24 @@ class AsyncLLM:
             yield text
 
     async def call_feature(self, feature: str, operation: str, *args: Any, **fields: Any) -> Any:
-        """Run an operation of a feature, as ``LLM.call_feature`` does; they are run one after another."""
-        return await self._do(lambda llm: llm.call_feature(feature, operation, *args, **fields))
+        """Run an operation of a feature, as ``LLM.call_feature`` does; they are run one after another.
+
+        One that has the engine to itself (``FeatureSpec.exclusive``) waits for the calls before it, and those after it
+        wait for it.
+        """
+        when_idle = is_exclusive(self._known_plugins, feature, operation)
+        return await self._do(lambda llm: llm.call_feature(feature, operation, *args, **fields), when_idle=when_idle)
+
+    @cached_property
+    def _known_plugins(self) -> PluginSet:
+        return self._plugins or discover(self._allowed)
 
     def __getattr__(self, name: str) -> Any:
         """The methods that features add, to be awaited."""
-        owner = None if name.startswith("_") else method_owner(self._plugins or discover(self._allowed), name)
+        owner = None if name.startswith("_") else method_owner(self._known_plugins, name)
         if owner is None:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return partial(self.call_feature, owner, name)
-
-    async def update_weights(self, model: str, load_format: str | None = None) -> None:
-        """Serve another checkpoint's weights, as ``LLM.update_weights`` does, when the calls before this have ended.
-
-        Calls that come meanwhile wait for it. Raises ``InvalidRequest`` when the checkpoint does not fit.
-        """
-        await self._do(lambda llm: llm.update_weights(model, load_format), when_idle=True)
 
     async def _do(self, work: Callable[[LLM], T], *, when_idle: bool = False) -> T:
         """Run a function between two steps of the engine, or when it has nothing to do."""

@@ -17,7 +17,6 @@ from fwk.engine.scheduler import Scheduler
 from fwk.engine.switching import EngineSwitch
 from fwk.engine.transfer import WorkerTransfer
 from fwk.errors import InvalidRequest, ModelLoadError, RequestFailed
-from fwk.features.declared import moved_by
 from fwk.features.engine import build_engine_features
 from fwk.interfaces.executor import Executor, ExecutorContext, Worker, WorkerInfo
 from fwk.interfaces.parallel import ParallelGroup
@@ -63,14 +62,12 @@ class Engine:
         *,
         is_overlapped: bool = True,
         switch: EngineSwitch | None = None,
-        moved_by: str = "",
     ) -> None:
         self.scheduler = scheduler
         self.executor = executor
         self.info = info
         self._depth = executor.depth if is_overlapped else 1
         self.switch = switch
-        self._moved_by = moved_by  # why K/V leave the engine or come from elsewhere
         self._in_flight: deque[tuple[PlannedStep, Any]] = deque()
 
     def step(self) -> list[TokenEvent]:
@@ -112,39 +109,6 @@ class Engine:
     def call_feature(self, name: str, operation: str, arguments: Sequence[Any]) -> Any:
         """Run an operation of a feature's engine part, or else of its worker parts. Raises ``FwkError``: a refusal."""
         return self.scheduler.parts.call(name, operation, arguments)
-
-    def prepare_weights(self, model: str, load_format: str) -> str:
-        """Have every worker read another checkpoint of the served model's kind; returns a fingerprint of its files.
-
-        The current weights keep serving. Raises ``InvalidRequest`` when it does not fit, with nothing kept of it.
-        """
-        if self._moved_by:
-            raise InvalidRequest(
-                f"the weights stay as they are: {self._moved_by}, which must be of the same weights; start the servers "
-                "again",
-                "model_path",
-            )
-        answers: list[dict[str, str]] = self.executor.call("prepare_weights", model, load_format)
-        errors = [answer["error"] for answer in answers if "error" in answer]
-        found = {answer["fingerprint"] for answer in answers if "fingerprint" in answer}
-        if not errors and len(found) != 1:
-            errors = [
-                f"the files of {model} changed while they were read, or their times or names differ between machines"
-            ]
-        if errors:
-            self.discard_weights()
-            raise InvalidRequest(f"the weights stay as they are: {errors[0]}", "model_path")
-        return found.pop()
-
-    def use_weights(self) -> None:
-        """Serve what was prepared, and forget the K/V of before. No sequence may be running."""
-        assert not self.scheduler.num_running, "running sequences would go on with other weights"
-        self.executor.call("use_weights")
-        self.scheduler.drop_cache()
-
-    def discard_weights(self) -> None:
-        """Discard the prepared weights, if there are any."""
-        self.executor.call("discard_weights")
 
     def check(self) -> None:
         """Raise ``EngineDead`` when the workers are gone: without a step it would go unnoticed."""
@@ -272,5 +236,4 @@ def _assemble(
         info,
         is_overlapped=not options.disable_overlap_schedule,
         switch=EngineSwitch(plugins, scheduler, executor, setup.resolution),
-        moved_by=moved_by(setup.factory),
     )

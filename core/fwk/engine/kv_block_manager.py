@@ -30,7 +30,7 @@ class KVBlockManager:
         groups, window = limits.num_window_groups, limits.window
         self._windows = WindowCache(cache, groups, window, limits.block_size, forget_state)
         self.allocator = BlockAllocator(num_blocks, self._windows)
-        self.reservations = Reservations(self.allocator, cache, limits.block_size, self.match)
+        self.reservations = Reservations(self.allocator, cache, limits.block_size, self.match, self.drop)
         self.num_tables = 1 + limits.num_window_groups
         """Block tables of a sequence: it grows by as many blocks at a time."""
         self._duplicate_blocks: list[int] = []  # in use by the step being planned, by none after it

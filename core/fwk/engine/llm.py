@@ -7,6 +7,7 @@ import inspect
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, cast, overload
 
 from fwk.config import Config, ServerOptions
@@ -18,7 +19,7 @@ from fwk.features.declared import refuse_without_server
 from fwk.features.jobs import OwnJobs, build_job_part
 from fwk.features.server import at_once, build_server_features, check_fields, method_owner, own_fields, run
 from fwk.interfaces.dialect import FEATURE_FIELDS, AnyInput, GenerateInput, Input, check_task
-from fwk.interfaces.feature import JobPartContext, ServerPartContext
+from fwk.interfaces.feature import Exclusive, JobPartContext, ServerPartContext
 from fwk.plugins import PluginSet, discover
 from fwk.plugins.families import FAMILIES
 from fwk.plugins.options import build_config, called, normal, option_owners
@@ -108,6 +109,7 @@ class LLM:
             context,
             self._ask_feature,
             jobs=lambda name: OwnJobs(lambda: build_job_part(setup.factory, name, job)),
+            exclusive=self._exclusive,
         )
         at_once(self._parts.ready())
 
@@ -131,18 +133,6 @@ class LLM:
         """Stop the workers."""
         self._parts.close()
         self.engine.close()
-
-    def update_weights(self, model: str, load_format: str | None = None) -> None:
-        """Serve the weights of another checkpoint of the same architecture: a folder, a file or what a source knows.
-
-        They are read as at the start, alongside the ones that serve; the tokenizer, the chat template and the tokens
-        that end a text stay. load_format: None for that of the start. Raises ``InvalidRequest`` while prompts are under
-        way, and when the checkpoint does not fit: then the model is as it was.
-        """
-        if self.engine.has_work:
-            raise InvalidRequest("prompts are under way: update the weights when they have ended", "model_path")
-        self.engine.prepare_weights(model, load_format or self.config.model.load_format)
-        self.engine.use_weights()
 
     def generate(
         self,
@@ -318,6 +308,11 @@ class LLM:
             return self.engine.call_feature(feature, operation, args)
         found = own(*args, **fields)
         return run(found) if inspect.isawaitable(found) else found
+
+    def _exclusive(self, feature: str) -> AbstractAsyncContextManager[Exclusive]:
+        if self.engine.has_work:
+            raise InvalidRequest("prompts are under way: it has to wait until they have ended")
+        return nullcontext(Exclusive(functools.partial(self._ask_feature, feature)))
 
     async def _ask_feature(self, feature: str, operation: str, *args: Any) -> list[Any]:
         return [self.engine.call_feature(feature, operation, args)]

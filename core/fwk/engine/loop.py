@@ -9,14 +9,13 @@ import msgspec
 import zmq
 
 from fwk.engine.core import Engine
-from fwk.errors import EngineDead, FwkError, InvalidRequest
+from fwk.errors import EngineDead, FwkError
 from fwk.process.malloc import Heap
 from fwk.types import (
     Abort,
     AddRequest,
     CallFeature,
     CallWorkers,
-    ChangeWeights,
     EngineFailed,
     EngineReady,
     EngineStats,
@@ -68,7 +67,7 @@ class EngineLoop:
         self._client = client
         self._has_greeted = False
         self._stopping = False
-        self._num_dropped = 0
+        self._num_dropped = self._num_calls = 0
         self._heap = Heap()
 
     def run(self) -> None:
@@ -79,7 +78,7 @@ class EngineLoop:
                 self._send_events(self._engine.step())
             else:
                 self._engine.check()
-                self._heap.rest(self._engine.stats().steps)
+                self._heap.rest(self._engine.stats().steps + self._num_calls)
 
     def fail(self, message: str, detail: str) -> None:
         """Tell the client that this engine will answer nothing more; ``detail`` is for its log."""
@@ -109,7 +108,7 @@ class EngineLoop:
         self._num_dropped += 1
         log.warning("dropped a message that %s", why)
 
-    def _handle(self, message: ToEngine) -> None:  # noqa: C901 - a case for each message
+    def _handle(self, message: ToEngine) -> None:
         match message:
             case AddRequest(request) if self._engine.scheduler.knows(request.request_id):
                 self._drop("adds a request that is here already")
@@ -125,8 +124,6 @@ class EngineLoop:
                 self._send(self._call_workers(number, name, arguments))
             case CallFeature(number, feature, operation, arguments):
                 self._send(self._call_feature(number, feature, operation, arguments))
-            case ChangeWeights():
-                self._send(self._change_weights(message))
             case Ping():
                 self._pong(message)
             case Shutdown():
@@ -162,28 +159,13 @@ class EngineLoop:
             return WorkersAnswer(number, error=str(error))
 
     def _call_feature(self, number: int, feature: str, operation: str, arguments: list[Any]) -> WorkersAnswer:
+        self._num_calls += 1
         try:
             return WorkersAnswer(number, [self._engine.call_feature(feature, operation, arguments)])
         except EngineDead:
             raise
         except FwkError as error:
             return WorkersAnswer(number, error=str(error), param=getattr(error, "param", None))
-
-    def _change_weights(self, message: ChangeWeights) -> WorkersAnswer:
-        results: list[str] = []
-        try:
-            match message.action:
-                case "prepare":
-                    results.append(self._engine.prepare_weights(message.model, message.load_format))
-                case "use":
-                    self._engine.use_weights()
-                    log.info("the weights were exchanged")
-                case "discard":
-                    self._engine.discard_weights()
-        except InvalidRequest as error:
-            return WorkersAnswer(message.number, error=str(error))
-        self._heap.trim()
-        return WorkersAnswer(message.number, results)
 
     def _send_events(self, events: list[TokenEvent]) -> None:
         if events:

@@ -19,8 +19,10 @@ class Reservations(Blocks):
         cache: PrefixCache,
         block_size: int,
         match: Callable[[EngineSequence], PrefixMatch],
+        drop: Callable[[], None],
     ) -> None:
         self._match = match
+        self.drop = drop
         self._allocator = allocator
         self._cache = cache
         self._block_size = block_size

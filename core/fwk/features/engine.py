@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from fwk.errors import FwkError, InvalidRequest, RequestFailed, one_line_traceback
-from fwk.features.declared import declared
+from fwk.features.declared import declared, moved_by
 from fwk.features.guarded import guarded
 from fwk.features.wire import Reader, packed
 from fwk.interfaces.feature import Blocks, EnginePart, EnginePartContext, FeatureSequence
@@ -174,6 +174,7 @@ def build_engine_features(
             is_host=is_host,
             blocks=blocks,
             num_running=num_running,
+            moved_by=moved_by(factory),
         )
         part = factory.build_or_leave_out(item, context, spec.engine) if spec.engine else EnginePart(context)
         if part is None:

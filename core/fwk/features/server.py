@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Container, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from fwk.errors import InvalidRequest, NotServed
 from fwk.features.declared import declared
 from fwk.features.wire import Reader, packed
 from fwk.interfaces.dialect import FEATURE_FIELDS, EmbedInput, GenerateInput, OutputDelta
-from fwk.interfaces.feature import FeatureSpec, Jobs, RequestPart, ServerPart, ServerPartContext
+from fwk.interfaces.feature import Exclusive, FeatureSpec, Jobs, RequestPart, ServerPart, ServerPartContext
 from fwk.interfaces.lifecycle import PluginLifecycle
 from fwk.plugins import PluginFactory, PluginSet, Registered
 from fwk.plugins.options import flag
@@ -223,11 +224,12 @@ def build_server_features(
     ask: Callable[..., Any],
     lifecycle: Callable[[str], PluginLifecycle] = PluginLifecycle,
     jobs: Callable[[str], Jobs] = lambda name: Jobs(),
+    exclusive: Callable[[str], AbstractAsyncContextManager[Exclusive]] | None = None,
 ) -> ServerFeatures:
     """The parts of all features that are on.
 
-    context: lacks name, ask, options, lifecycle, plugins and jobs. ask: takes the feature's name first. lifecycle: for
-    a plugin. jobs: for a feature.
+    context: lacks name, ask, options, lifecycle, plugins, jobs and exclusive. ask: takes the feature's name first.
+    lifecycle: for a plugin. jobs, exclusive: for a feature.
     """
     built: list[_Built] = []
     events: dict[str, Any] = {}
@@ -242,6 +244,7 @@ def build_server_features(
                 lifecycle=life,
                 plugins=factory,
                 jobs=jobs(item.name),
+                exclusive=None if exclusive is None else partial(exclusive, item.name),
             )
             part = factory.build_or_leave_out(item, own, spec.server)
             if part is None:
@@ -255,6 +258,12 @@ def method_owner(plugins: PluginSet, method: str) -> str | None:
     """The feature, on or off, that has the method among its ``FeatureSpec.methods``; None: none has."""
     specs = [item.declaration for item in plugins.family("features")]
     return next((spec.name for spec in specs if isinstance(spec, FeatureSpec) and method in spec.methods), None)
+
+
+def is_exclusive(plugins: PluginSet, feature: str, operation: str) -> bool:
+    """Whether an operation of a feature's server part has the engines to itself."""
+    item = plugins.by_family.get("features", {}).get(feature)
+    return item is not None and operation in cast("FeatureSpec", item.declaration).exclusive
 
 
 def check_fields(given: Mapping[str, Any], method: str) -> None:

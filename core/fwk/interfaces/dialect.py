@@ -12,7 +12,7 @@ from fwk.interfaces.declaration import Declaration
 from fwk.interfaces.lifecycle import PluginLifecycle
 from fwk.interfaces.multimodal import Media, MediaItem
 from fwk.interfaces.parser import StreamParser, ToolParser
-from fwk.interfaces.served_weights import ServedWeights
+from fwk.interfaces.served_weights import ServedWeights, WeightUpdater
 from fwk.types import Features, FinishReason, SamplingParams, Service, Task, TokenLogprobs
 from fwk.types.sampling import NOTHING_FOLLOWS
 
@@ -574,7 +574,14 @@ class Frontend(ABC):
         Requests under way end before, by themselves or aborted (``aborts``); returns how many waited meanwhile.
         load_format: None for that of the start. Raises ``InvalidRequest`` for a checkpoint that does not fit.
         """
-        raise InvalidRequest("this server takes no other weights while it runs", "model_path")
+        updater = self.service(WeightUpdater)
+        if updater is None:
+            raise InvalidRequest(
+                "this server takes no other weights while it runs: no feature that is installed and on exchanges them "
+                "(fwk plugins list)",
+                "model_path",
+            )
+        return await updater.update(model, load_format, aborts=aborts)
 
     @property
     def served_weights(self) -> ServedWeights | None:

@@ -16,7 +16,7 @@ from fwk.config import Config
 from fwk.errors import EngineDead, NotServed
 from fwk.interfaces.declaration import Declaration
 from fwk.interfaces.lifecycle import PluginLifecycle
-from fwk.types import EngineReady, EngineStats, Request, TokenEvent, WeightsAction
+from fwk.types import EngineReady, EngineStats, Request, TokenEvent
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -51,10 +51,6 @@ class Engine(ABC):
     @abstractmethod
     async def call_feature(self, feature: str, operation: str, arguments: Sequence[Any]) -> Any:
         """Run an operation of a feature's part."""
-
-    @abstractmethod
-    async def change_weights(self, action: WeightsAction, model: str = "", load_format: str = "auto") -> str:
-        """Do a part of an exchange of weights (``ChangeWeights``); the fingerprint of what was prepared."""
 
 
 @dataclass(frozen=True, slots=True)

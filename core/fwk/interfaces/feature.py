@@ -6,6 +6,7 @@ Core keeps lists of parts, which are empty in a run without features, and asks n
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
@@ -22,6 +23,7 @@ from fwk.interfaces.loader import Checkpoint
 from fwk.interfaces.model import Encoder, HiddenTap, Model, ModelContext, ModelSpec
 from fwk.interfaces.prefix_cache import PrefixMatch
 from fwk.interfaces.schedule import SequenceView
+from fwk.interfaces.served_weights import ServedWeights
 from fwk.types import Batch, ForwardBatch, ModelConfig, NewSequence, Request
 
 if TYPE_CHECKING:
@@ -156,6 +158,8 @@ class FeatureSpec(Declaration):
     wire: what they send one another.
     params: pydantic model of the request fields that the server part reads, in ``GenerateInput.sampling.extra``.
     methods: operations of the server part that ``fwk.LLM`` and ``fwk.AsyncLLM`` have as methods of these names.
+    exclusive: operations of the server part that enter ``ServerPartContext.exclusive``: ``fwk.AsyncLLM`` runs one when
+        the calls before it have ended, and has those after it wait.
     one_server: why it is refused where K/V go from one server to another; empty: it is not.
     fields: those among ``fwk.types.sampling.FEATURE_FIELDS`` that ask for the feature. A request that sets one is
     refused where no feature that is on has it.
@@ -180,6 +184,7 @@ class FeatureSpec(Declaration):
     wire: Wire = Wire()
     params: type[BaseModel] | None = None
     methods: tuple[str, ...] = ()
+    exclusive: tuple[str, ...] = ()
     one_server: str = ""
     fields: tuple[str, ...] = ()
     runners: tuple[str, ...] = ("generate",)
@@ -283,6 +288,26 @@ class Jobs:
         """Have the part built, without waiting for it."""
 
 
+async def _nothing_runs(*, aborts: bool = False) -> None:
+    """As in ``fwk.LLM``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exclusive:
+    """A model's engines while they are changed, all of them or none: they run, and no other such change is under way.
+
+    ask: as ``ServerPartContext.ask``, also after ``drain``.
+    drain: ``await drain(aborts=)`` returns when the requests under way have ended, by themselves or aborted; those that
+        come wait until this is left, and an engine that starts in another's place is told of things after that. Raises
+        ``EngineDead`` where the engines are others than when this was entered.
+    num_waiting: how many requests wait.
+    """
+
+    ask: Ask
+    drain: Callable[..., Awaitable[None]] = _nothing_runs
+    num_waiting: Callable[[], int] = lambda: 0
+
+
 @dataclass(frozen=True, slots=True)
 class ServerPartContext:
     """What a server part is built with, before the engines serve.
@@ -290,6 +315,10 @@ class ServerPartContext:
     ask: ``await ask(operation, *args)`` runs an operation of the engine part (of the worker parts, by rank, where the
         engine part has none of that name) in every engine that lives, between two of its steps; the answers by engine.
         Plain data both ways. Raises ``InvalidRequest`` with the first refusal, ``EngineDead`` when no engine lives.
+    exclusive: ``async with exclusive() as engines`` has the engines to itself (``Exclusive``); in ``fwk.LLM`` it raises
+        ``InvalidRequest`` while prompts are under way.
+    note_weights: ``note_weights(model, load_format)``: the files of a checkpoint that is to be served, as they are now;
+        may take long. None where there are none to note, as in ``fwk.LLM``.
     frontend: the served model as dialects see it; None in ``fwk.LLM``.
     has_admin: whether the server has an administrator, for whom ``admin_routes`` are.
     plugins: builds plugins of families that this process has.
@@ -322,6 +351,8 @@ class ServerPartContext:
     config: ModelConfig | None = None
     inputs: frozenset[str] = frozenset()
     jobs: Jobs = field(default_factory=Jobs)
+    exclusive: Callable[[], AbstractAsyncContextManager[Exclusive]] | None = None
+    note_weights: Callable[[str, str | None], ServedWeights | None] = lambda model, load_format: None
 
 
 class RequestPart:
@@ -514,6 +545,10 @@ class Blocks(Protocol):
         """Keep them no longer than anything else in the cache."""
         ...
 
+    def drop(self) -> None:
+        """Have the prefix cache forget everything. No sequence may be running."""
+        ...
+
 
 class Gate:
     """Asked before a waiting sequence starts. This one admits every sequence."""
@@ -551,7 +586,8 @@ class EnginePartContext:
         the answers by rank. Raises ``FwkError`` with a refusal.
     wire: the feature's. block_size: tokens in a block of the KV cache. max_running: sequences that run at once.
     is_host: whether workers compute on the host itself.
-    blocks: of the KV cache. num_running: how many sequences run now.
+    blocks: of the KV cache. num_running: how many sequences run now. moved_by: why K/V leave the engine, or come from
+        elsewhere (``FeatureSpec.moves_blocks``).
 
     - ``name``: the feature's.
     - ``options``: the plugin's own options, validated; None where it declares none.
@@ -566,6 +602,7 @@ class EnginePartContext:
     is_host: bool = True
     blocks: Blocks | None = None
     num_running: Callable[[], int] = lambda: 0
+    moved_by: str = ""
 
 
 class EnginePart(Gate):
@@ -725,6 +762,29 @@ class WorkerCache:
     in_common: Callable[[], Mapping[str, str]]
 
 
+class ModelRebuild(Protocol):
+    """Builds the served model anew, alongside the one that serves, and puts it in its place.
+
+    It is built as at the start, by the same loader, quantizers and layers: its tokens are those of a fresh start, and
+    what refuses a checkpoint there refuses it here.
+    """
+
+    def build(self, model: str, load_format: str | None) -> tuple[str, Any]:
+        """A fingerprint of a checkpoint's files, and the model with its weights; load_format: None for the start's.
+
+        Raises what opening and loading raise, memory that is not there among it: what serves is whole.
+        """
+        ...
+
+    def serve(self, built: Any) -> None:
+        """Use it from the next step on, with new K/V and states: nothing may run."""
+        ...
+
+    def trim(self) -> None:
+        """Give back what a model took that is used no more."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerPartContext:
     """What a worker part is built with, before the model is.
@@ -733,7 +793,8 @@ class WorkerPartContext:
     that compute. send: brings an array to the device without waiting.
     to_host: begins a tensor's copy into the host's memory, which is whole when ``WorkerPart.results`` is called; on the
     host it is the tensor itself. grammar: that of the sequence in a slot, after its tokens that are sure, to be asked
-    and not advanced; None without one, and where only the end may follow.
+    and not advanced; None without one, and where only the end may follow. rebuild: for operations, once the model
+    serves.
 
     - ``name``: the feature's.
     - ``device``: the worker's.
@@ -768,6 +829,7 @@ class WorkerPartContext:
     prompts: PromptsServed | None = None
     encode: Callable[[str], list[int]] = lambda text: []
     inputs: frozenset[str] = frozenset()
+    rebuild: ModelRebuild | None = None
 
 
 class WorkerPart:

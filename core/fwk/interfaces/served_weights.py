@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,3 +60,16 @@ class ServedWeights:
             except OSError:
                 return path
         return None
+
+
+class WeightUpdater(ABC):
+    """Exchanges the weights that serve: a service (``Frontend.service``) of the server part that does.
+
+    - ``served``: those that serve now; None: those of the start, or not known.
+    """
+
+    served: ServedWeights | None = None
+
+    @abstractmethod
+    async def update(self, model: str, load_format: str | None = None, *, aborts: bool = False) -> int:
+        """``Frontend.update_weights``."""

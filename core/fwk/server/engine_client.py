@@ -26,7 +26,6 @@ from fwk.types import (
     AddRequest,
     CallFeature,
     CallWorkers,
-    ChangeWeights,
     EngineFailed,
     EngineReady,
     EngineStats,
@@ -41,13 +40,12 @@ from fwk.types import (
     SwitchPlugin,
     ToEngine,
     TokenEvent,
-    WeightsAction,
     WorkersAnswer,
 )
 
 log = logging.getLogger(__name__)
 
-Numbered = SwitchPlugin | CallWorkers | CallFeature | ChangeWeights
+Numbered = SwitchPlugin | CallWorkers | CallFeature
 
 PING_SECONDS = 0.5
 STOP_SECONDS = 3.0
@@ -75,7 +73,7 @@ class EngineClient(Engine):
         self._receivers: dict[str, Receiver] = {}
         self._answers: dict[int, asyncio.Future[Any]] = {}
         self._num_asked = 0
-        self._num_changing = 0  # parts of updates of weights, during which it is silent
+        self._num_changing = 0  # calls of features, during which it is silent
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
         self._folder = TemporaryFolder("engine")  # the socket is ours alone
@@ -190,18 +188,6 @@ class EngineClient(Engine):
             return (await self._ask(CallFeature(self._next_number(), feature, operation, list(arguments))))[0]
         finally:
             self._num_changing -= 1
-
-    async def change_weights(self, action: WeightsAction, model: str = "", load_format: str = "auto") -> str:
-        """Do a part of an update (``ChangeWeights``); the fingerprint of what was prepared, else nothing.
-
-        The engine answers nothing else meanwhile, as when it starts. Raises ``InvalidRequest`` with its words.
-        """
-        self._num_changing += 1
-        try:
-            found = await self._ask(ChangeWeights(self._next_number(), action, model, load_format))
-        finally:
-            self._num_changing -= 1
-        return found[0] if found else ""
 
     def _next_number(self) -> int:
         self._num_asked += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -27,7 +27,7 @@ from fwk.interfaces.dialect import (
 from fwk.interfaces.observer import RequestRecord
 from fwk.interfaces.parser import StreamParser, ToolParser
 from fwk.interfaces.sampling import LogitsProcessorSpec
-from fwk.interfaces.served_weights import ServedWeights
+from fwk.interfaces.served_weights import ServedWeights, WeightUpdater
 from fwk.plugins import PluginSet, Registered
 from fwk.server.middleware import current_headers
 from fwk.server.model_engines import ModelEngines
@@ -89,8 +89,7 @@ class ServerFrontend(Frontend):
         self._client = client
         self._observers = observers
         self.key_names: Mapping[str, str] = {}  # of the holders of keys, by tenant
-        self.weights: ServedWeights | None = None
-        self.note_weights: Callable[[str, str | None], ServedWeights | None] = lambda model, load_format: None
+        self.weights: ServedWeights | None = None  # of the start
         self.parts = ServerFeatures()  # of features
         self._stream_interval = options.stream_interval
         self.grammar_in_reasoning = options.grammar_in_reasoning
@@ -190,21 +189,10 @@ class ServerFrontend(Frontend):
     def reasoning_parser(self, prompt_tail: str = "") -> StreamParser | None:
         return None if self._parsers.reasoning.is_none else self._parsers.reasoning.make((), prompt_tail)
 
-    async def update_weights(self, model: str, load_format: str | None = None, *, aborts: bool = False) -> int:
-        # A client that goes away meanwhile does not leave some engines with it and others without.
-        work = self._update_weights(model, load_format, aborts=aborts)
-        return await asyncio.shield(asyncio.ensure_future(work))
-
-    async def _update_weights(self, model: str, load_format: str | None, *, aborts: bool) -> int:
-        # Noted before an engine reads the files, so that a change after it is noticed.
-        weights = await asyncio.to_thread(self.note_weights, model, load_format)
-        num_waited = await self._client.exchange_weights(model, load_format, aborts=aborts)
-        self.weights = weights
-        return num_waited
-
     @property
     def served_weights(self) -> ServedWeights | None:
-        return self.weights
+        updater = self.service(WeightUpdater)
+        return self.weights if updater is None or updater.served is None else updater.served
 
     async def generate(self, item: AnyInput) -> AsyncGenerator[list[OutputDelta], None]:
         arrived = time.monotonic()

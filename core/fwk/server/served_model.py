@@ -230,7 +230,7 @@ class ServedModel(ModelApp):
             card, text, self.engines, plugins, self._observers, defaults, grammars, parsers, config.server
         )
         self.frontend.preferred_sampling = preferred_sampling(config.model.preferred_sampling_params)
-        self.frontend.weights, self.frontend.note_weights = _noted(opened), self._note_weights
+        self.frontend.weights = _noted(opened)
         self.frontend.key_names = {tenant_of(key): name for name, key in shared.keys.named.items()}
         reports = shared.reports(self)
         if shared.num_models > 1:
@@ -267,10 +267,11 @@ class ServedModel(ModelApp):
             prompts=opened.served.prompts,
             config=opened.config,
             inputs=opened.served.inputs,
+            note_weights=self._note_weights,
         )
         jobs = partial(HelperJobs, self._helper)
         frontend.parts = build_server_features(
-            self._factory, context, self.engines.call_feature, self.lifecycles.make, jobs
+            self._factory, context, self.engines.call_feature, self.lifecycles.make, jobs, self.engines.exclusive
         )
         self.engines.on_begin = self._engine_begins
 

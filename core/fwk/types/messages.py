@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import zip_longest
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from fwk.types.request import Features, FinishReason, Request, TokenLogprobs
 
-PROTOCOL = 8
+PROTOCOL = 9
 """Raised with every incompatible change; an engine refuses a client that speaks another one."""
 
 
@@ -59,22 +59,6 @@ class CallFeature(msgspec.Struct, tag=True, frozen=True):
     feature: str
     operation: str
     arguments: list[Any] = []
-
-
-WeightsAction = Literal["prepare", "use", "discard"]
-
-
-class ChangeWeights(msgspec.Struct, tag=True, frozen=True):
-    """A part of a change to the weights of another checkpoint, between two steps. Answered by ``WorkersAnswer``.
-
-    prepare: read a checkpoint (``model`` and ``load_format``, as the options of these names) alongside what serves; the
-    only result is a fingerprint of its files. use: serve what was prepared; nothing may be running. discard: forget it.
-    """
-
-    number: int
-    action: WeightsAction
-    model: str = ""
-    load_format: str = "auto"
 
 
 class Ping(msgspec.Struct, tag=True, frozen=True):
@@ -223,7 +207,7 @@ class SwitchAnswer(msgspec.Struct, tag=True, frozen=True):
 
 
 class WorkersAnswer(msgspec.Struct, tag=True, frozen=True):
-    """What became of ``CallWorkers`` (results by rank), ``CallFeature`` or ``ChangeWeights``, or why it was refused.
+    """What became of ``CallWorkers`` (results by rank) or ``CallFeature``, or why it was refused.
 
     - ``param``: the field of the client's request that was wrong
     """
@@ -274,5 +258,5 @@ class EngineFailed(msgspec.Struct, tag=True, frozen=True):
     exit_code: int | None = None
 
 
-ToEngine = AddRequest | Abort | Pause | SwitchPlugin | CallWorkers | CallFeature | ChangeWeights | Ping | Shutdown
+ToEngine = AddRequest | Abort | Pause | SwitchPlugin | CallWorkers | CallFeature | Ping | Shutdown
 FromEngine = StepOutputs | Pong | SwitchAnswer | WorkersAnswer | EngineReady | EngineFailed

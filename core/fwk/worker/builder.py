@@ -49,7 +49,7 @@ from fwk.worker.kv.states import StateStore
 from fwk.worker.kv.transfer import BlockStore, needs_hash, open_store
 from fwk.worker.loading.model_builder import ModelBuilder
 from fwk.worker.loading.model_hash import ModelHash
-from fwk.worker.loading.weight_update import WeightUpdate
+from fwk.worker.loading.rebuilding import Rebuilding
 from fwk.worker.runner.in_flight import Early, InFlight, Settled
 from fwk.worker.runner.inputs import InputBuffers
 from fwk.worker.runner.model_runner import ModelRunner
@@ -138,6 +138,7 @@ class WorkerBuilder:
             self._uploads.send,
         )
         self._capturing = Capturing(config, setup, self._models, group.size)
+        self._rebuild = Rebuilding(config, setup, self._models)
         self._compiler = self._grammar_compiler()
         self._masks: GrammarMasks | None = None
         grammars = GrammarStore(self._compiler.compile)
@@ -159,7 +160,7 @@ class WorkerBuilder:
         self._capturing.reader = observers.reader
         options, opened = self._config.engine, self._setup.opened
         self._check_tiers()
-        is_greedy = torch.zeros(1, dtype=torch.int64) if self._setup.device.is_host else None
+        is_greedy = self._rebuild.is_greedy = torch.zeros(1, dtype=torch.int64) if self._setup.device.is_host else None
         model = self._models.build_served(is_greedy)
         num_own_layers = len(self._models.layers)
         decoder = self._capturing.decoder = self._decoder(model)
@@ -217,7 +218,7 @@ class WorkerBuilder:
             self._open_store(cache.num_blocks)
             self._operators_ready()
             self._warmed_up(model)
-            self._offer_update(is_greedy, partial(self._serve_prompts, self.parts.runner))
+            self._rebuild.run = partial(self._serve_prompts, self.parts.runner)
             return info(cache.num_blocks, reasons=tuple(self._reasons), memory=cache.memory)
         assert isinstance(model, Model), "ModelSpec.runner is generate: load names a Model"
         sampling = self._sampling(table)
@@ -256,7 +257,7 @@ class WorkerBuilder:
             max_tokens=inputs.max_tokens,
             max_drafts=drafting.max_drafts,
         )
-        self._offer_update(is_greedy, partial(self._serve, runner, drafting, step_model, cache.tensors))
+        self._rebuild.run = partial(self._serve, runner, drafting, step_model, cache.tensors)
         self.parts.grammars.begin(self._compiler.build)
         return info(
             cache.num_blocks,
@@ -265,10 +266,6 @@ class WorkerBuilder:
             depth=runner.depth,
             memory=cache.memory,
         )
-
-    def _offer_update(self, is_greedy: Tensor | None, serve: Callable[[Model | Encoder], None]) -> None:
-        update = WeightUpdate(self._config, self._setup, self._models, is_greedy, serve)
-        self.parts.operations |= update.operations()
 
     def _serve(
         self,
@@ -366,6 +363,7 @@ class WorkerBuilder:
             prompts=opened.served.prompts,
             encode=self._encode,
             inputs=opened.served.inputs,
+            rebuild=self._rebuild,
         )
         plugins = PartPlugins(self._factory, self._chosen, self._reasons)
         features = self.parts.features = self._models.features = build_worker_features(self._factory, context, plugins)

@@ -40,9 +40,6 @@ class ScriptedEngine(Engine):
     async def call_feature(self, feature: str, operation: str, arguments: Sequence[Any]) -> Any:
         return None
 
-    async def change_weights(self, action: str, model: str = "", load_format: str = "auto") -> str:
-        return ""
-
 
 class ScriptedPool(EnginePool):
     """One engine that does what the test says, and notes what it was told."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import inspect
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
 import pytest
 
+from fwk.errors import InvalidRequest
 from fwk.interfaces.dialect import FEATURE_FIELDS
 from fwk.interfaces.feature import EnginePart, FeatureSpec, ServerPart, WorkerPart
 from fwk.plugins import Registered, load_object
@@ -38,6 +39,10 @@ class FeatureSuite(ServedSuite):
 
     def prepare(self, llm: Any) -> None:
         """Nothing has to be loaded."""
+
+    def exclusive(self, folder: str) -> Mapping[str, Sequence[Any]]:
+        """Arguments of each operation of ``FeatureSpec.exclusive``. folder: of the served model."""
+        return {}
 
     def parts(self, item: Registered) -> dict[str, Any]:
         """The classes that the declaration names, by where they run."""
@@ -113,3 +118,30 @@ class FeatureSuite(ServedSuite):
         assert said[0][:3] == said[1], "alone it says something else than together"
         assert said[0] == said[2], "started over it says something else"
         assert said[1] == said[3], "started over it says something else"
+
+    def test_what_needs_the_engine_to_itself_waits_for_prompts(self, item: Registered) -> None:
+        """Operations of ``FeatureSpec.exclusive`` are refused while a prompt is under way, which ends as ever."""
+        assert isinstance(item.declaration, FeatureSpec)
+        if self.declaration is not None or not item.declaration.exclusive:
+            pytest.skip("it has none, or is not installed")
+        self.skip_where_refused(item)
+        from fwk import LLM  # noqa: PLC0415 - imports torch
+
+        settings = {"load_format": "dummy", "max_total_tokens": 256, **self.selected(item), **self.options}
+        sampling = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "config.json").write_text(json.dumps(self.model_config))
+            calls = self.exclusive(folder)
+            assert set(calls) == set(item.declaration.exclusive), "the suite's exclusive() has arguments for others"
+            with LLM(folder, plugins=alongside(item.package), **settings) as llm:
+                wanted = llm.generate([_PROMPT], sampling)[0].token_ids
+                for name, args in calls.items():
+                    [(key, under_way)] = llm.submit(llm.inputs([_PROMPT], sampling, 1)[0]).items()
+                    with pytest.raises(InvalidRequest, match="under way"):
+                        llm.call_feature(item.name, name, *args)
+                    while llm.engine.has_work:
+                        for event in llm.engine.step():
+                            assert (event.request_id, event.index) == key
+                            under_way.take(event, lambda: None)
+                    assert under_way.completion.token_ids == wanted, f"{name} changed a prompt that was under way"
+                    llm.call_feature(item.name, name, *args)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from importlib.metadata import entry_points
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ import pytest
 import fwk
 from fwk import SamplingParams
 from fwk.errors import ConfigError, InvalidRequest
+from fwk.interfaces.dialect import Frontend
 from fwk.interfaces.multimodal import MediaItem
 from fwk.plugins import PluginSet, discover
 from fwk_kit.testing.serving import TINY
@@ -41,6 +44,19 @@ def test_prompts_without_pooling(tmp_path: Path) -> None:
         assert len(llm.generate([[1, 2, 3]], SamplingParams(max_tokens=2))[0].token_ids) == 2
         with pytest.raises(AttributeError, match="embed"):
             llm.embed([[1, 2, 3]])
+
+
+def test_weights_without_their_update(tmp_path: Path) -> None:
+    """Neither ``fwk.LLM`` nor a server's route exchanges them, and the model serves."""
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    options: dict[str, Any] = {"plugins": without("weight_update"), "load_format": "dummy", "max_total_tokens": 512}
+    with fwk.LLM(str(tmp_path), **options) as llm:
+        assert len(llm.generate([[1, 2, 3]], SamplingParams(max_tokens=2))[0].token_ids) == 2
+        with pytest.raises(AttributeError, match="update_weights"):
+            llm.update_weights(str(tmp_path))
+    frontend: Any = SimpleNamespace(service=lambda kind: None)
+    with pytest.raises(InvalidRequest, match="takes no other weights while it runs: no feature that is installed"):
+        asyncio.run(Frontend.update_weights(frontend, str(tmp_path)))
 
 
 def test_media_without_the_feature(tmp_path: Path) -> None:

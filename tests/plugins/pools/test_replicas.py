@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,12 +17,14 @@ from fwk.config import Config
 from fwk.engine.core import _check_same_weights, build_engine
 from fwk.errors import EngineDead, InvalidRequest, ModelLoadError
 from fwk.interfaces.balance import BalanceContext, LoadBalancer, Replica
+from fwk.interfaces.feature import ServerPartContext
 from fwk.plugins import discover
 from fwk.plugins.options import build_config
 from fwk.server.model_engines import ModelEngines
 from fwk.setup.checkpoint import open_model
 from fwk.setup.resolve import resolve
 from fwk.types import EngineReady, EngineStats, Request, TokenEvent, total_stats
+from fwk_features.weight_update.server import WeightUpdates
 from fwk_pools.replicas.pool import Replicas
 
 
@@ -59,11 +62,11 @@ class Client:
     def forget(self, request_id: str) -> None:
         self.sent.append(("forget", request_id))
 
-    async def change_weights(self, action: str, model: str = "", load_format: str = "auto") -> str:
-        self.sent.append((action,))
-        if action == "prepare" and isinstance(self.prepared, Exception):
+    async def call_feature(self, feature: str, operation: str, arguments: Sequence[Any]) -> Any:
+        self.sent.append((operation,))
+        if operation == "prepare" and isinstance(self.prepared, Exception):
             raise self.prepared
-        return str(self.prepared) if action == "prepare" else ""
+        return self.prepared
 
     def die(self) -> None:
         self.problem = "dead"
@@ -232,12 +235,14 @@ async def test_weights_that_one_engine_refuses_are_forgotten_by_all(
     model: tuple[ModelEngines, Replicas, list[Client]], answer: str | Exception, words: str
 ) -> None:
     engines, _, clients = model
+    exclusive = partial(engines.exclusive, "weight_update")
+    updates = WeightUpdates(ServerPartContext("weight_update", "x", None, print, exclusive=exclusive))  # type: ignore[arg-type]
     clients[1].prepared = answer
     with pytest.raises(InvalidRequest, match=words):
-        await engines.exchange_weights("new", None, aborts=False)
+        await updates.update("new")
     assert [client.sent for client in clients] == [[("prepare",), ("discard",)]] * 3
     clients[1].prepared = "files"
-    assert await engines.exchange_weights("new", None, aborts=False) == 0
+    assert await updates.update("new") == 0
     assert [client.sent[2:] for client in clients] == [[("prepare",), ("use",)]] * 3
 
 
