@@ -87,22 +87,28 @@ class EngineLoop:
 
     def _receive(self) -> None:
         timeout = 0 if self._engine.has_work else IDLE_POLL_MS
-        for _ in range(MESSAGES_PER_STEP):
+        num_taken = 0
+        while num_taken < MESSAGES_PER_STEP:
             if not self._socket.poll(timeout):
                 return
             timeout = 0
             client, *parts = self._socket.recv_multipart()
+            num_taken += max(len(parts), 1)
             if client != self._client:
                 self._drop("came from a stranger")
                 continue
-            try:
-                message = self._decoder.decode(b"".join(parts))
-            except (msgspec.DecodeError, ValueError) as error:
-                self._drop(f"is not of the protocol: {error}")
-                continue
-            self._handle(message)
+            for part in parts:
+                self._take(part)
             if self._stopping:
                 return
+
+    def _take(self, part: bytes) -> None:
+        try:
+            message = self._decoder.decode(part)
+        except (msgspec.DecodeError, ValueError) as error:
+            self._drop(f"is not of the protocol: {error}")
+        else:
+            self._handle(message)
 
     def _drop(self, why: str) -> None:
         self._num_dropped += 1

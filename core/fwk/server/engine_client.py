@@ -79,6 +79,7 @@ class EngineClient(Engine):
         self._folder = TemporaryFolder("engine")  # the socket is ours alone
         self._context = zmq.Context[zmq.Socket[bytes]]()
         self._socket: zmq.Socket[bytes] | None = None
+        self._unsent: list[bytes] = []
         self._process = process
         self._tasks: list[asyncio.Task[None]] = []
         self._ready: asyncio.Future[EngineReady] | None = None
@@ -241,9 +242,16 @@ class EngineClient(Engine):
 
     def _send(self, message: ToEngine) -> None:
         assert self._socket is not None
-        # Never waits: the queue is unbounded, and admission bounds what goes into it.
-        self._socket.send(self._encoder.encode(message), zmq.NOBLOCK)
-        asyncio.get_running_loop().call_soon(self._receive)  # sending may have taken in what the descriptor would tell
+        self._unsent.append(self._encoder.encode(message))
+        if len(self._unsent) == 1:  # all of one turn of the loop go together: each wakes a thread of the socket's
+            asyncio.get_running_loop().call_soon(self._send_all)
+
+    def _send_all(self) -> None:
+        messages, self._unsent = self._unsent, []
+        if self._socket is not None:
+            # Never waits: the queue is unbounded, and admission bounds what goes into it.
+            self._socket.send_multipart(messages, zmq.NOBLOCK)
+            self._receive()  # sending may have taken in what the descriptor would tell
 
     def _receive(self) -> None:
         """Take in one message, if there is one, and look for the next when others have had their turn.
