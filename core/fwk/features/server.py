@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Container, Coroutine, Iterable, Iterator, Mapping, Sequence
+import types
+from collections.abc import Awaitable, Callable, Container, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -140,6 +141,7 @@ class RequestFeatures:
         self.num_open = 1
         """Uses of it, which ``leave`` counts down."""
         self._events = events
+        self._checking = [(n, s, p) for n, s, p in parts if type(p).check is not RequestPart.check]
         self._listeners = [(n, s, p) for n, s, p in parts if type(p).output is not RequestPart.output]
         self.features: Features = {}
         """What goes to the engine."""
@@ -147,7 +149,7 @@ class RequestFeatures:
 
     async def enter(self, item: Any) -> Any:
         """Have them check and complete an input; what became of it. Raises ``InvalidRequest`` and ``NotServed``."""
-        for name, seconds, part in self._parts:
+        for name, seconds, part in self._checking:
             item = await self._within(seconds, name, part.check(item))
         others: tuple[str, ...] = ()
         for name, seconds, part in self._parts:
@@ -182,13 +184,32 @@ class RequestFeatures:
             part.ended()
 
     async def _within(self, seconds: float, name: str, call: Coroutine[Any, Any, T]) -> T:
+        try:
+            waits_for = call.send(None)
+        except StopIteration as done:  # most wait for nothing, and a timeout costs more than they do
+            return done.value
         if not self._waits:
-            return await call
+            return await _rest(call, waits_for)
         try:
             async with asyncio.timeout(seconds):
-                return await call
+                return await _rest(call, waits_for)
         except TimeoutError:
             raise NotServed(f"the feature {name!r} took more than {seconds:g} seconds; try again", 503) from None
+
+
+@types.coroutine
+def _rest(call: Coroutine[Any, Any, T], waits_for: Any) -> Generator[Any, Any, T]:
+    """What a call answers that has begun, and waits."""
+    try:
+        while True:
+            try:
+                sent = yield waits_for
+            except BaseException as error:
+                waits_for = call.throw(error)
+            else:
+                waits_for = call.send(sent)
+    except StopIteration as done:
+        return done.value
 
 
 def at_once(call: Coroutine[Any, Any, T]) -> T:

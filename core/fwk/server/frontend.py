@@ -6,7 +6,6 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar, get_args
@@ -196,10 +195,12 @@ class ServerFrontend(Frontend):
 
     async def generate(self, item: AnyInput) -> AsyncGenerator[list[OutputDelta], None]:
         arrived = time.monotonic()
-        async with self._through_features(item) as (item, parts):
+        parts = self.parts.open(item, self.key_names.get(item.service.tenant, ""))
+        try:
+            item = item if parts is None else await parts.enter(item)
             async with self._client.use():
                 await self._check_grammar(item)  # it may have been checked before the engines had settled
-                request, record, stream = self._submit(item, arrived, parts)
+                record, stream = self._submit(item, arrived, parts)
             num_open = item.n
             content: list[list[str]] | None = None
             if record.prompt_token_ids is not None:
@@ -220,29 +221,25 @@ class ServerFrontend(Frontend):
                     if deltas:
                         yield deltas
             finally:
-                if num_open:
-                    self._client.pool.abort(request.request_id)
-                    record.finish_reasons += ("abort",) * num_open
-                self._client.forget(request.request_id)
-                record.finished = time.monotonic()
-                if content is not None:
-                    record.outputs = tuple("".join(pieces) for pieces in content)
-                self._observers.request_finished(record)
+                self._ended(record, num_open, content)
+        finally:
+            if parts is not None:
+                parts.leave()
+
+    def _ended(self, record: RequestRecord, num_open: int, content: list[list[str]] | None) -> None:
+        if num_open:
+            self._client.pool.abort(record.request_id)
+            record.finish_reasons += ("abort",) * num_open
+        self._client.forget(record.request_id)
+        record.finished = time.monotonic()
+        if content is not None:
+            record.outputs = tuple("".join(pieces) for pieces in content)
+        self._observers.request_finished(record)
 
     async def _check_grammar(self, item: AnyInput) -> None:
         grammar = item.sampling.grammar
         if grammar is not None and not self._grammars.is_known(grammar):
             await self.run_blocking(self._grammars.check, grammar)
-
-    @asynccontextmanager
-    async def _through_features(self, item: Any) -> AsyncGenerator[tuple[Any, RequestFeatures | None], None]:
-        """An input as features' parts leave it, and what they do for it; None where none has to do with it."""
-        parts = self.parts.open(item, self.key_names.get(item.service.tenant, ""))
-        try:
-            yield item if parts is None else await parts.enter(item), parts
-        finally:
-            if parts is not None:
-                parts.leave()
 
     async def _changed(
         self, parts: RequestFeatures, delta: OutputDelta, sequences: list[SequenceStream], record: RequestRecord
@@ -258,7 +255,7 @@ class ServerFrontend(Frontend):
 
     def _submit(
         self, item: AnyInput, arrived: float, parts: RequestFeatures | None
-    ) -> tuple[Request, RequestRecord, EventStream]:
+    ) -> tuple[RequestRecord, EventStream]:
         """Send a checked input to the engines, which run."""
         request = Request(
             request_id=uuid.uuid4().hex,
@@ -287,7 +284,7 @@ class ServerFrontend(Frontend):
         stream = EventStream(MAX_UNREAD + 8 * item.n, partial(self._client.pool.pause, request.request_id))
         self._client.submit(request, stream.put)
         self._observers.request_arrived(record)
-        return request, record, stream
+        return record, stream
 
     def _headers(self) -> dict[str, str]:
         """Those of the HTTP request that observers want."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -127,9 +127,8 @@ class OneEngine(EnginePool):
     def degraded(self) -> str | None:
         return None
 
-    @asynccontextmanager
-    async def use(self) -> AsyncIterator[None]:
-        yield
+    def use(self) -> nullcontext[None]:
+        return nullcontext()
 
     @property
     def num_open(self) -> int:

@@ -96,6 +96,7 @@ class SequenceText:
     """
 
     def __init__(self, tokenizer: Tokenizer | None, vocabulary: Vocabulary | None, sampling: SamplingParams) -> None:
+        tokenizer = None if sampling.max_tokens == 0 else tokenizer  # of an input that nothing follows
         self._stream = _stream(tokenizer, vocabulary, sampling.skip_special_tokens)
         self._stops = stop_matcher(tuple(sampling.stop)) if sampling.stop else None
         self._state = 0  # of the search for them
