@@ -32,6 +32,7 @@ class RouteRegistry:
         self.guard = Guard(app.router.routes, [], [], keys)
         self._owned: dict[str, list[BaseRoute]] = {}
         self._dialects: dict[str, Dialect] = {}
+        self._max_bodies: dict[str, int] = {}
 
     def register(
         self,
@@ -61,11 +62,13 @@ class RouteRegistry:
         self._app.openapi_schema = None
         if dialect is not None:
             self._dialects[owner] = dialect
+            self._note_bodies()
 
     def remove(self, owner: str) -> None:
         """Take an owner's routes away, if it has any."""
         gone = self._owned.pop(owner, [])
-        self._dialects.pop(owner, None)
+        if self._dialects.pop(owner, None) is not None:
+            self._note_bodies()
         ids = {id(route) for route in gone}
         self._app.router.routes[:] = [route for route in self._app.router.routes if id(route) not in ids]
         self._app.openapi_schema = None
@@ -73,7 +76,11 @@ class RouteRegistry:
 
     def max_body(self, path: str) -> int:
         """Bytes of a body that a dialect takes there, whatever the server's limit is; 0: it says nothing of it."""
-        return max((dialect.max_bodies.get(path, 0) for dialect in self._dialects.values()), default=0)
+        return self._max_bodies.get(path, 0)
+
+    def _note_bodies(self) -> None:
+        told = [given for dialect in self._dialects.values() for given in dialect.max_bodies.items()]
+        self._max_bodies = dict(sorted(told, key=lambda given: given[1]))
 
     def error_body(
         self, scope: Scope, status: int, message: str, param: str | None, code: str | None
