@@ -89,9 +89,11 @@ class PoolingWorker(WorkerPart):
             found = self._model.pool(hidden, forward)
         if found is None:
             found = pool(hidden, forward, self._pooling.config)
+        slots = [slot for _, slot in ended]
+        if isinstance(found, Tensor) and found.dim() == 2 and len(found) == len(ended):
+            return _Pooled(slots, [1] * len(ended), self.context.to_host(found.float()))
         own = [found[i].reshape(-1, found[i].shape[-1]) for i, _ in ended]
-        vectors = torch.cat(own).float()
-        return _Pooled([slot for _, slot in ended], [len(x) for x in own], self.context.to_host(vectors))
+        return _Pooled(slots, [len(x) for x in own], self.context.to_host(torch.cat(own).float()))
 
     def _scores(self, hidden: Tensor, batch: ForwardBatch) -> Tensor | None:
         """A decoder's scores [num_seqs, num_labels], of the last hidden state; None without labels."""
@@ -107,12 +109,13 @@ class PoolingWorker(WorkerPart):
 
     def results(self, made: _Pooled) -> Mapping[int, Vector | BlameSequence]:
         vectors = made.vectors.numpy().astype("<f4", copy=False)
-        ends = np.cumsum(made.counts)
+        ends = np.cumsum(made.counts).tolist()
+        is_finite = bool(np.isfinite(vectors).all())
         found: dict[int, Vector | BlameSequence] = {}
         for slot, start, end in zip(made.slots, [0, *ends[:-1]], ends, strict=True):
             own = vectors[start:end]
             found[slot] = Vector(own.tobytes())
-            if not np.isfinite(own).all():
+            if not (is_finite or np.isfinite(own).all()):
                 found[slot] = BlameSequence(slot, "the embedding is not made of finite numbers")
         return found
 
