@@ -154,14 +154,20 @@ def test_sglangs_own_example_starts(parser: Parser, tmp_path: Path) -> None:
     assert (config.server.port, config.engine.tensor_parallel_size) == (30000, 2)
 
 
-def test_what_asks_for_nothing_that_is_not_so_is_accepted(parser: Parser) -> None:
+@pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.sweep)], ids=["some", "all"])
+def test_what_asks_for_nothing_that_is_not_so_is_accepted(step: int, parser: Parser) -> None:
     """A switch that is off, and the values that say what is so, of every argument that is else refused."""
-    for argument in (argument for peer in peers() for argument in peer.arguments if argument.kind not in OURS):
+    for argument in [argument for peer in peers() for argument in peer.arguments if argument.kind not in OURS][::step]:
         values = [*argument.so, *(["false", "False"] if argument.is_switch else [])]
         for value in values:
             said, config = read(parser, "M", argument.name, value)
+            if argument.is_on:
+                assert config is None, (argument, said)
+                assert said.startswith(f"{argument.name} (") and said.endswith(argument.what), said  # noqa: PT018
+                continue
             assert config is not None and config.model.model == "M", (argument, value, said)  # noqa: PT018
-            assert re.search(r" is so already$| is as if it were left out$", said), (argument, value, said)
+            changes = f" changes nothing: {re.escape(argument.what)}" if argument.kind == "so" else "unsaid"
+            assert re.search(rf" is so already$| is as if it were left out$|{changes}$", said), (argument, value, said)
         said, config = read(parser, argument.name, "maybe", "--model", "M")
         assert config is None, (argument, said)
 
@@ -186,7 +192,9 @@ def test_what_asks_for_nothing_that_is_not_so_is_accepted(parser: Parser) -> Non
         (["-ngl", "99", "M"], "-ngl 99 (llama.cpp) is so already"),
         (["--no-enable-lora", "--no_log_requests", "M"], ""),
         (["--no-enable-sleep-mode", "M"], ""),
-        (["--no-trust-remote-code", "M"], "--trust-remote-code false (SGLang) is as if it were left out"),
+        (["--no-trust-remote-code", "M"], "--trust-remote-code false (SGLang) changes nothing: code of a"),
+        (["--no-enable-chunked-prefill", "M"], "--enable-chunked-prefill (vLLM) is true or false, and always true"),
+        (["--no-enable-metrics=false", "M"], "--enable-metrics (SGLang) is so already: metrics"),
         (["--no-attention-backend", "M"], "unknown option --no-attention-backend"),
         (["M", "--mm-processor-kwargs", "{a"], "--mm-processor-kwargs: not JSON: Expecting"),
         (["M", "--preferred-sampling-params", "{a"], "--preferred-sampling-params: not JSON: Expecting"),
@@ -203,6 +211,37 @@ def test_switches_take_no_model_and_no_foreign_value_is_one(
         found, config = capsys.readouterr().err, None
     assert said in found if said else found == ""
     assert config is None or config.model.model == "M"
+
+
+@pytest.mark.parametrize("step", [29, pytest.param(1, marks=pytest.mark.sweep)], ids=["some", "all"])
+def test_a_switch_turned_off_is_answered_alike_in_every_spelling(
+    step: int, parser: Parser, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """``--x false``, ``--no-x``, in a file and by a variable, of every server's switches; a file's null says nothing."""
+    switches = [argument for peer in peers() for argument in peer.arguments if argument.is_switch]
+    file = tmp_path / "options.yaml"
+    for argument in [a for a in switches if a.kind not in OURS and a.name.startswith("--")][::step]:
+        name = normal(argument.name)
+        wanted, config = read(parser, "M", argument.name, "false")
+        ways: dict[str, str] = {f"{name}: false": "", f"{name}: 'no'": "", "{}": f"FWK_{name.upper()}=off"}
+        if not foreign(f"--no-{name}") and f"no_{name}" not in NAMES:
+            ways |= {
+                f"no-{name}: true": "",
+                f"no_{name}: 1": "",
+                "": f"FWK_NO_{name.upper()}=true",
+                "# ": f"--no-{name}",
+            }
+        for text, other in ways.items():
+            file.write_text(text)
+            variable, _, value = other.partition("=")
+            with monkeypatch.context() as patch:
+                if value:
+                    patch.setenv(variable, value)
+                said, found = read(parser, "M", "--config", str(file), *([] if value or not other else [other]))
+            assert (found is None) == (config is None), (argument, text, other, said)
+            assert said.split(") ", 1)[-1] == wanted.split(") ", 1)[-1], (argument, text, other)
+        file.write_text(f"{name}: null")
+        assert read(parser, "M", "--config", str(file))[0].endswith(" is as if it were left out"), argument
 
 
 def test_the_command_line_says_it_before_anything_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,15 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from fwk.cli.option_parsing import HelpAll, Parser, add_option_flags, parse, read_config_file, read_environment
+from fwk.cli.option_parsing import (
+    HelpAll,
+    Parser,
+    add_option_flags,
+    parse,
+    read_config_file,
+    read_environment,
+    without_negations,
+)
 from fwk.config import Config
 from fwk.errors import ConfigError
 from fwk.plugins import PluginSet, build_config, discover
@@ -58,7 +66,7 @@ def given_options(parser: Parser, plugins: PluginSet, argv: Sequence[str]) -> tu
     """``read_given`` with a parser that has all flags; without the plugins."""
     namespace, unknown, others = parse(parser, argv)
     file = getattr(namespace, "config", None) or os.environ.get("FWK_CONFIG")
-    given: dict[str, Any] = read_config_file(file) if file else {}
+    given = without_negations(parser, read_config_file(file)) if file else {}
     line = {name: value for name, value in vars(namespace).items() if name not in parser.own | {"config"}}
     # Let the one place that knows every option say what is wrong with the first that is none.
     wrong = {name: value for name, value in others.items() if note_on(name, value) is None}

@@ -203,9 +203,9 @@ def parse(parser: Parser, argv: Sequence[str]) -> tuple[argparse.Namespace, list
             words.append(name + equals + value)
             continue
         name = name.replace("_", "-")
-        opposite = name.replace("--no-", "--", 1)  # vLLM's --no-enable-lora is --enable-lora false
-        if not equals and not any(_known(parser, name)) and _known(parser, opposite)[1]:
-            name, equals, value = opposite, "=", "false"
+        opposite = _positive(parser, name, value if equals else "true")
+        if opposite is not None:
+            (name, value), equals = opposite, "="
         other, is_switch = _known(parser, name)
         word = left[0] if left and not equals else "-"
         if word.lower() in TRUE | FALSE if is_switch else other and not _FLAG.match(word):
@@ -224,14 +224,28 @@ def _known(parser: Parser, name: str) -> tuple[Argument | None, bool]:
     return (None, action.nargs == "?") if action is not None else (other, other is not None and other.is_switch)
 
 
+def _positive(parser: Parser, name: str, value: Any) -> tuple[str, str] | None:
+    """The switch, and its word, of which ``name`` is the opposite: vLLM's --no-enable-lora is --enable-lora false."""
+    opposite, word = name.replace("--no-", "--", 1), str(value).lower()
+    if opposite == name or word not in TRUE | FALSE or any(_known(parser, name)) or not _known(parser, opposite)[1]:
+        return None
+    return opposite, "false" if word in TRUE else "true"
+
+
+def without_negations(parser: Parser, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a file or of variables, by normal names, each switch without its ``no_``."""
+    pairs = [(_positive(parser, flag(name), value), name, value) for name, value in given.items()]
+    return {normal(turned[0]) if turned else name: turned[1] if turned else value for turned, name, value in pairs}
+
+
 def read_environment(parser: Parser, environment: Mapping[str, str]) -> dict[str, Any]:
     """Options from variables: ``FWK_PORT`` is ``--port``. Several values are separated by blanks.
 
     A variable that no option has is left out: the environment is not this program's alone.
     """
     found: dict[str, Any] = {}
-    for name, value in environment.items():
-        option = normal(name.removeprefix(PREFIX).lower()) if name.startswith(PREFIX) else ""
+    given = {normal(name.removeprefix(PREFIX).lower()): x for name, x in environment.items() if name.startswith(PREFIX)}
+    for option, value in without_negations(parser, given).items():
         action = parser.option_of(flag(option))
         if action is not None:
             found[action.dest] = value.split() if action.nargs == "+" else value

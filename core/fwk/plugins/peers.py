@@ -29,7 +29,8 @@ class Argument:
     kind: ``works`` (accepted here, by this name or with it as another name of ours), ``so`` (what it asks for is always
     so), ``says`` (not needed or not taken), ``waits`` (for a plugin or hardware) or ``differs`` (accepted here, for
     something else). what: the reason, or what for.
-    so: values by which one that is not taken asks for nothing that is not so.
+    so: values by which one that is not taken asks for nothing that is not so. is_on: its server has it on unless told
+    otherwise, so that who turns it off wants something.
     """
 
     product: str
@@ -38,6 +39,7 @@ class Argument:
     kind: str
     what: str = ""
     so: tuple[str, ...] = ()
+    is_on: bool = False
 
     @property
     def is_switch(self) -> bool:
@@ -56,7 +58,9 @@ class Argument:
         word = str(value).lower()
         if self.kind == "so" and word in TRUE:
             return f"{self.name} ({self.product}) is so already: {self.what}"
-        if self.is_switch and word in FALSE:
+        if self.kind == "so" and word in FALSE and not self.is_on:
+            return f"{self.name} {value} ({self.product}) changes nothing: {self.what}"
+        if value is None or (self.is_switch and word in FALSE and not self.is_on):
             return f"{self.name} {value} ({self.product}) is as if it were left out"
         return f"{self.name} {value} ({self.product}) is so already" if word in self.so else None
 
@@ -126,13 +130,14 @@ def _read(path: Path) -> Peer:
     table = tomllib.loads(path.read_text(encoding="utf-8"))
     product = table["product"]
 
-    def argument(typed: str, kind: str, what: str = "", so: tuple[str, ...] = ()) -> Argument:
+    def argument(typed: str, kind: str, what: str = "", so: tuple[str, ...] = (), is_on: bool = False) -> Argument:
         name, _, value = typed.partition(" ")
-        return Argument(product, name, value, kind, what, so)
+        return Argument(product, name, value, kind, what, so, is_on)
 
     found = [argument(typed, "works") for typed in table["works"]]
     for kind in ("so", "says", "waits", "differs"):
         for entry in table.get(kind, ()):
             so = tuple(entry.get("so", ()))
-            found += [argument(typed, kind, entry["what"], so) for typed in entry["arguments"]]
+            is_on = entry.get("is_on", False)
+            found += [argument(typed, kind, entry["what"], so, is_on) for typed in entry["arguments"]]
     return Peer(product, tuple(found))
