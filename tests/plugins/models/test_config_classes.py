@@ -19,7 +19,7 @@ import fwk_models
 from fwk.errors import FwkError, ModelLoadError
 from fwk.plugins import discover
 from fwk.types import ModelConfig
-from fwk_models._common.config import HARMLESS, ONLY, ConfiguredSpec
+from fwk_models._common.config import HARMLESS, NULLS, ONLY, ConfiguredSpec
 
 KINDS = {
     "BartForConditionalGeneration": "bart", "BertModel": "bert", "RobertaModel": "roberta",
@@ -205,11 +205,52 @@ def test_every_architecture_is_compared(specs: dict[str, ConfiguredSpec]) -> Non
         assert specs[name].defaults[name] == specs[same].defaults[same], name
 
 
+@pytest.mark.sweep
+def test_a_null_is_what_its_class_makes_of_it(specs: dict[str, ConfiguredSpec]) -> None:
+    """Each key of each class and each older name, in files that say all, little and next to nothing.
+
+    A null that the class keeps, and cannot compute with, is as if the key were not there.
+    """
+    from transformers import CONFIG_MAPPING, logging
+
+    logging.set_verbosity_error()
+    wrong: list[str] = []
+    for architecture, kind in KINDS.items():
+        cls, spec, small = CONFIG_MAPPING[kind], specs[architecture], CHANGES.get(kind, SMALL)
+        whole = cls(**small).to_dict()
+        plain = {key: value for key, value in whole.items() if key not in DERIVED}
+        keys = {
+            *whole,
+            *spec.optional,
+            *spec.defaults[architecture],
+            *sum(spec.names.values(), ()),
+            *itertools.chain(*OLDER),
+        }
+        for raw, name in itertools.product((whole, plain, small), sorted(keys - HARMLESS)):
+            others = {key: value for key, value in raw.items() if key != name}
+            try:
+                made = cls(**deepcopy({**others, name: None}))
+            except Exception:
+                continue
+            ropes = list(nulls_of(getattr(made, "rope_parameters", None)))
+            is_kept = (getattr(made, name, 0) is None and name not in NULLS) or "rope_theta" in ropes
+            wanted = others if is_kept else made.to_dict()
+            if outcome(spec, architecture, wanted) != outcome(spec, architecture, {**others, name: None}):
+                wrong.append(f"{architecture} null {name}")
+    assert not wrong, "\n".join(wrong)
+
+
+def nulls_of(given: Any) -> Iterator[str]:
+    """Names of whatever is null, at any depth."""
+    for name, value in given.items() if isinstance(given, dict) else ():
+        yield from [name] if value is None else nulls_of(value)
+
+
 @pytest.mark.parametrize("foreign", [False, pytest.param(True, marks=pytest.mark.sweep)])
 def test_a_config_is_what_its_class_makes_of_it(specs: dict[str, ConfiguredSpec], foreign: bool) -> None:
     from transformers import CONFIG_MAPPING, logging
 
-    logging.set_verbosity(logging.CRITICAL)
+    logging.set_verbosity_error()
     wrong: list[str] = []
     for what, architecture, raw in cases(specs, foreign=foreign):
         try:
