@@ -34,7 +34,12 @@ class TestLlava(MultimodalProcessorSuite):
     plugin = "llava"
     samples = (MediaItem("image", encoded(noise(1))), MediaItem("image", encoded(noise(2, 16, 40), "JPEG")))
     prompt = (1, 300, 5)
-    config = {**TINY, "vision_config": VISION, "image_token_index": 300}
+    config = {
+        "architectures": ["LlavaForConditionalGeneration"],
+        "text_config": {**TINY, "model_type": "llama"},
+        "vision_config": {**VISION, "model_type": "clip_vision_model"},
+        "image_token_index": 300,
+    }
     processor_config = {"size": {"shortest_edge": 20}, "crop_size": {"height": 16, "width": 16}}
 
 

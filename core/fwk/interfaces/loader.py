@@ -198,9 +198,12 @@ class LoaderContext:
     """What a loader is built with.
 
     - ``options``: the plugin's own options, validated; None where it declares none.
+    - ``normalised``: a config.json as the plugin that serves its architecture reads it (``ModelSpec.normalised``):
+      with the language model's fields at the top. As it is where none serves it.
     """
 
     options: Any = None
+    normalised: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict[str, Any]
 
 
 class Loader(ABC):

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -151,6 +152,11 @@ def _model_spec(config: Config, plugins: PluginSet, raw: Mapping[str, Any], made
     return None
 
 
+def _normalised(config: Config, plugins: PluginSet, raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    spec = _model_spec(config, plugins, raw, "")
+    return raw if spec is None else spec.normalised(raw)
+
+
 def _choose_loader(config: Config, plugins: PluginSet, path: Path) -> tuple[str, Loader, tuple[str, ...]]:
     """The first that reads the files. Of those that lack something, it cannot be asked whether they would."""
     requested = config.model.load_format
@@ -170,7 +176,8 @@ def _choose_loader(config: Config, plugins: PluginSet, path: Path) -> tuple[str,
         cls: type[Loader] = load_object(item)
         refusal = cls.reads(path)
         if refusal is None:
-            loader = PluginFactory(plugins, config.plugin_options).build(item, LoaderContext)
+            factory = PluginFactory(plugins, config.plugin_options)
+            loader = factory.build(item, LoaderContext, normalised=partial(_normalised, config, plugins))
             return item.name, loader, tuple(reasons)
         refusals.append(f"{item.name}: {refusal}")
     raise ModelLoadError(f"no loader reads {path} ({'; '.join(refusals) or 'none is installed'})")

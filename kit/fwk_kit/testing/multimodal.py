@@ -19,17 +19,16 @@ from fwk.interfaces.multimodal import (
     Placed,
 )
 from fwk.plugins import Registered
-from fwk.types import ModelConfig
 from fwk_kit.testing.base import PluginSuite
 from fwk_kit.testing.fake_frontend import ByteText
-from fwk_kit.testing.serving import TINY
+from fwk_kit.testing.serving import TINY, model_config
 
 
 class MultimodalProcessorSuite(PluginSuite):
     """What an item becomes depends on it alone; damaged ones, or a wrong number of them, are refused.
 
     samples: media, at least two that differ. prompt: token ids with one mark, for one item.
-    config, processor_config: of the model.
+    config, processor_config: of the model, as its files have them (``ModelSpec.normalised`` is applied).
     """
 
     family = "multimodal"
@@ -41,12 +40,15 @@ class MultimodalProcessorSuite(PluginSuite):
 
     def processor(self, item: Registered) -> MultimodalProcessor:
         """One for the model."""
-        config = ModelConfig.from_dict(self.config, "fwk_kit.testing")
+        config = model_config(self.config)
         return self.make(item, MultimodalContext(config, self.processor_config, self.text(), options=self.given(item)))
 
     def text(self) -> TextTools:
         """The tokenizer: a token for each byte."""
         return ByteText()
+
+    def config_to_serve(self) -> Mapping[str, Any]:
+        return self.config
 
     def ready(self) -> None:
         """Skip without samples."""

@@ -7,6 +7,9 @@ import torch
 
 from fwk.errors import ModelLoadError
 from fwk.interfaces.loader import LoaderContext
+from fwk.plugins import build_config
+from fwk.setup.checkpoint import open_model
+from fwk_kit.testing.base import installed
 from fwk_loaders.dummy import loaders
 from fwk_loaders.dummy.loader import DummyLoader
 from fwk_loaders.dummy.tokenizer import END_ID
@@ -119,3 +122,16 @@ def test_the_folders_own_files_come_first(folder: Path, config, write_json):
     assert checkpoint.tokenizer().encode("a").ids == [0]
     assert checkpoint.tokenizer_config()["eos_token"] == "a"
     assert checkpoint.chat_template() == "own"
+
+
+def test_a_nested_config_is_read_as_its_model_reads_it(tmp_path: Path, config, write_json):
+    """Vocabulary, dtype and what is tied are the language model's, wherever the file has them."""
+    outer = {"architectures": ["LlavaForConditionalGeneration"], "vision_config": {}, "image_token_index": 300}
+    inner = {**config, "model_type": "llama", "vocab_size": 320, "eos_token_id": None}
+    write_json(tmp_path / "config.json", {**outer, "text_config": inner})
+    plugins = installed()
+    given = build_config(plugins, {"model": str(tmp_path), "load_format": "dummy"})
+    opened = open_model(given, plugins, print)
+    assert opened.checkpoint.tokenizer().get_vocab_size() == 320 == opened.config.vocab_size
+    assert opened.eos_token_ids == (END_ID,)
+    assert opened.checkpoint.weights().has("lm_head.weight") != config["tie_word_embeddings"]

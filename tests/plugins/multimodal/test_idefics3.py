@@ -18,6 +18,7 @@ from tests.helpers.lazy import lazy
 
 from fwk.config import ModelOptions
 from fwk.errors import InvalidRequest, ModelLoadError
+from fwk.interfaces.loader import LoaderContext
 from fwk.interfaces.multimodal import MediaItem, MultimodalContext
 from fwk.text import ModelText
 from fwk.types import ModelConfig
@@ -42,7 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @cache
 def context(folder: Path, **changes: Any) -> MultimodalContext:
-    checkpoint = DummyLoader(None).open(folder)  # type: ignore[arg-type]
+    checkpoint = DummyLoader(LoaderContext()).open(folder)
     config = ModelConfig.from_dict(models()[0].normalised(checkpoint.config()), str(folder))
     text = ModelText(checkpoint, ModelOptions(), config.vocab_size)
     return MultimodalContext(config, {**checkpoint.processor_config(), **changes}, text, max_pixels=2**20)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,10 @@ from fwk_loaders._common import FolderCheckpoint
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+
+Normalised = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+"""``LoaderContext.normalised``."""
 
 
 class DummyLoader(Loader):
@@ -27,7 +32,7 @@ class DummyLoader(Loader):
         why = self.reads(path)
         if why is not None:
             raise ModelLoadError(f"{path}: the dummy loader {why}")
-        return DummyCheckpoint(_folder(path))
+        return DummyCheckpoint(_folder(path), self.context.normalised)
 
 
 def _folder(path: Path) -> Path:
@@ -37,9 +42,17 @@ def _folder(path: Path) -> Path:
 class DummyCheckpoint(FolderCheckpoint):
     """Tokeniser and templates are the folder's own; without a tokenizer.json they are the byte tokeniser's."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(
+        self, path: Path, normalised: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict[str, Any]
+    ) -> None:
         super().__init__(path)
+        self._normalised = normalised
         self._has_tokenizer = self._folder.has_tokenizer()
+
+    @cached_property
+    def _decoder(self) -> Mapping[str, Any]:
+        """The config with the language model's fields at the top, wherever the file has them."""
+        return self._normalised(self._config)
 
     def processor_config(self) -> Mapping[str, Any]:
         """The folder's."""
@@ -48,7 +61,7 @@ class DummyCheckpoint(FolderCheckpoint):
     def generation_config(self) -> Mapping[str, Any]:
         """The folder's; else the byte tokeniser's end of turn, unless config.json has an ``eos_token_id``."""
         found = self._folder.generation_config()
-        if self._has_tokenizer or found.get("eos_token_id", self._config.get("eos_token_id")) is not None:
+        if self._has_tokenizer or found.get("eos_token_id", self._decoder.get("eos_token_id")) is not None:
             return found
         from fwk_loaders.dummy.tokenizer import END_ID  # noqa: PLC0415 - imports tokenizers
 
@@ -60,7 +73,7 @@ class DummyCheckpoint(FolderCheckpoint):
             return self._folder.tokenizer()
         from fwk_loaders.dummy.tokenizer import build_tokenizer  # noqa: PLC0415 - imports tokenizers
 
-        return build_tokenizer(self._config.get("vocab_size"), str(self.path / "config.json"))
+        return build_tokenizer(self._decoder.get("vocab_size"), str(self.path / "config.json"))
 
     def tokenizer_config(self) -> Mapping[str, Any]:
         """The folder's, or the byte tokeniser's."""
@@ -83,4 +96,4 @@ class DummyCheckpoint(FolderCheckpoint):
         """Random tensors."""
         from fwk_loaders.dummy.weights import DummyWeights  # noqa: PLC0415 - imports torch
 
-        return DummyWeights(self._config)
+        return DummyWeights(self._decoder)
