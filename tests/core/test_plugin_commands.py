@@ -325,5 +325,5 @@ def test_bench_compares_and_reports() -> None:
 def test_packages_of_templates_hold_no_word_of_the_frame() -> None:
     for family in FAMILIES:
         for path, text in package(installed(), family).items():
-            for word in ("SUMMARY", "VERSION", "TINYCONFIG", "FIELDS", "NOUN"):
+            for word in ("SUMMARY", "VERSION", "FAMILY", "INTERFACE", "NOUN"):
                 assert word not in text, (path, word)

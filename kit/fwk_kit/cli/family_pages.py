@@ -16,7 +16,7 @@ from fwk import hookspecs
 from fwk.interfaces.declaration import Declaration
 from fwk.plugins import FAMILIES, Family
 from fwk.plugins.families import VERSIONS
-from fwk_kit.cli.plugin_new import MODULES, selecting
+from fwk_kit.cli.plugin_new import modules, selecting
 from fwk_kit.testing import SUITES, suite_of
 from fwk_kit.testing.base import installed
 
@@ -40,7 +40,7 @@ def page(name: str) -> str:
         *_classes(family.spec.__module__),
         "## A complete example",
         f"What `fwk plugins new {name} mine` writes; every line of it is run by fwk's own tests.",
-        *(_code(f"src/fwk_mine/{module}", (templates / name / module).read_text()) for module in MODULES),
+        *(_code(f"src/fwk_mine/{module}", text) for module, text in modules(name).items()),
         *_walkthrough(templates / name / "walkthrough.md", family),
         "## What its contract checks",
         inspect.getdoc(suite_of(name)) or "",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from importlib import resources
 from importlib.util import find_spec
@@ -16,17 +15,6 @@ from fwk.plugins.options import flag
 from fwk.plugins.selection import caches_with_tiers, closest
 
 NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
-MODULES = ("__init__.py", "plugin.py", "contract.py")
-
-REQUESTS: dict[str, dict[str, object]] = {
-    "logits_processors": {"mine_echo": 1.5},
-    "features": {"mine_entropy": True},
-    "grammar": {"structured_outputs": {"choice": ["yes", "no"]}},
-}
-"""Fields of a request that the plugin takes part in."""
-
-PATHS = {"dialects": "/mine/generate", "features": "/mine/entropy", "observers": "/mine/stats"}
-"""Routes of the plugin's own."""
 
 PYPROJECT = """\
 [build-system]
@@ -61,7 +49,7 @@ testpaths = ["tests"]
 README = """\
 # fwk-mine
 
-SUMMARY, as the NOUN `mine` of [fwk](https://pypi.org/project/fwk/).
+SUMMARY, as the NOUN `mine` of fwk.
 
 ```bash
 pip install .
@@ -70,7 +58,14 @@ fwk serve USE
 ```
 
 `src/fwk_mine/__init__.py` declares the plugin and is light: it is imported whenever fwk starts. `plugin.py` holds the
-work and is imported only when the plugin is used. `contract.py` says how the contract is to be run on it.
+work and is imported only when the plugin is used. `contract.py` says how the contract is to be run on it, and what a
+client sends to a server with it.
+
+What the interface asks is in fwk's documentation, on the page `docs/plugins/FAMILY.md`, and in the installed fwk:
+
+```bash
+python -m pydoc INTERFACE
+```
 
 ```bash
 pip install -e '.[test]' && pytest
@@ -101,28 +96,6 @@ from fwk_mine.contract import TestMine
 
 __all__ = ["TestMine"]
 '''
-
-TEST_SERVES = '''\
-"""A server with the plugin answers."""
-
-from fwk.testing import MODEL, ask, serve_tiny
-
-ARGUMENTS = ARGS
-CONFIG = {**TINYCONFIG}
-REQUEST = {"prompt": "Hello", "max_tokens": 8FIELDS}
-
-
-def test_a_server_with_the_plugin_answers() -> None:
-    with serve_tiny(*ARGUMENTS, config=CONFIG) as url:
-        assert ask(url, "/v1/completions", REQUEST)["choices"][0]["finish_reason"] in ("length", "stop")
-        assert "FAMILY.mine fwk-mine 0.1.0" in ask(url, "/server_info")["plugins"]
-OWN'''
-
-OWN = {
-    "dialects": '        assert "text" in ask(url, "/mine/generate", {"prompt": "Hello", "max_tokens": 4})\n',
-    "features": '        assert ask(url, "/mine/entropy")["choices"] == 8\n',
-    "observers": '        assert ask(url, "/mine/stats")["requests"] == 1\n',
-}
 
 
 def selecting(plugins: PluginSet, family: str, name: str) -> list[str]:
@@ -171,40 +144,34 @@ def renamed(text: str, name: str) -> str:
     return re.sub(r"(?<![a-z])Mine(?![a-z])|(?<=Test)Mine\b", class_name, text)
 
 
-def _written(value: object) -> str:
-    """As Python writes it, with double quotes."""
-    return repr(value).replace("'", '"')
+def modules(family: str) -> dict[str, str]:
+    """The modules of the family's template, by name: the declaration first, the contract last."""
+    folder = resources.files("fwk_kit.templates") / family
+    names = [file.name for file in folder.iterdir() if file.name.endswith(".py")]
+    order = sorted(names, key=lambda name: (name != "__init__.py", name == "contract.py", name != "plugin.py", name))
+    return {name: (folder / name).read_text() for name in order}
 
 
 def package(plugins: PluginSet, family: str) -> dict[str, str]:
     """The files of a plugin named ``mine``, by path."""
     selected = selecting(plugins, family, "mine")
-    source = resources.files("fwk_kit.templates") / family
-    modules = {f"src/fwk_mine/{name}": (source / name).read_text() for name in MODULES}
-    summary = modules["src/fwk_mine/__init__.py"].partition('"""')[2].partition('"""')[0].rstrip(".")
-    model = "MIXTURE" if family == "moe" else "TINY"
-    config = '{**TINY, "architectures": ["MineForCausalLM"]}' if family == "models" else model
-    fields = "".join(f', "{name}": {_written(value)}' for name, value in REQUESTS.get(family, {}).items())
+    sources = {f"src/fwk_mine/{name}": text for name, text in modules(family).items()}
+    summary = sources["src/fwk_mine/__init__.py"].partition('"""')[2].partition('"""')[0].rstrip(".")
     words = {
         "SUMMARY": summary,
         "VERSION": ".".join(__version__.split(".")[:2]),
         "FAMILY": family,
+        "INTERFACE": FAMILIES[family].spec.__module__,
         "NOUN": FAMILIES[family].noun,
         "USE": " ".join(selected) or "MODEL",
-        "ARGS": json.dumps(selected),
-        "{**TINYCONFIG}": config,
-        "MODEL, ask": f"{model}, ask",
-        "FIELDS": fields,
-        "OWN": OWN.get(family, ""),
     }
     texts = {
         "pyproject.toml": PYPROJECT,
         "README.md": README,
         ".github/workflows/test.yml": WORKFLOW,
         "tests/test_contract.py": TEST_CONTRACT,
-        "tests/test_serves.py": TEST_SERVES,
         ".gitignore": "__pycache__/\n*.egg-info/\ndist/\n.venv/\n",
     }
     for word, value in words.items():
         texts = {path: text.replace(word, value) for path, text in texts.items()}
-    return {**texts, **modules, "src/fwk_mine/py.typed": ""}
+    return {**texts, **sources, "src/fwk_mine/py.typed": ""}

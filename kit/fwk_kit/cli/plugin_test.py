@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from importlib.util import find_spec
@@ -96,3 +97,11 @@ def told(result: ContractResult) -> str:
     reasons = sorted({why for why in result.skipped.values()})
     lines += [f"  skipped {sum(why == reason for why in result.skipped.values())}: {reason}" for reason in reasons]
     return "\n".join(lines)
+
+
+def summary(results: Sequence[ContractResult]) -> str:
+    """One line for all of them: promises that were checked, those that were not, and what keeps them from it."""
+    checked = sum(result.passed + len(result.failed) for result in results)
+    reasons = [reason for result in results for reason in result.skipped.values()]
+    line = f"{checked} {'promise' if checked == 1 else 'promises'} checked, {len(reasons)} not"
+    return f"{line}, because {'; '.join(sorted(set(reasons)))}" if reasons else line

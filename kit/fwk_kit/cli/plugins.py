@@ -50,7 +50,7 @@ def test(argv: Sequence[str]) -> int:
     if arguments.json:
         print(json.dumps([asdict(one) for one in results], indent=2))
     else:
-        print("\n".join(map(plugin_test.told, results)))
+        print("\n".join([*map(plugin_test.told, results), plugin_test.summary(results)]))
     return 1 if any(result.failed for result in results) else 0
 
 

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from fwk_kit.testing.samplers import SamplerSuite
     from fwk_kit.testing.schedulers import SchedulePolicySuite
     from fwk_kit.testing.served import ServedSuite
-    from fwk_kit.testing.serving import MIXTURE, TINY, ask, serve_tiny
+    from fwk_kit.testing.serving import MIXTURE, TINY, ask, metric, serve_tiny, tiny_tensors
     from fwk_kit.testing.speculative import SpeculativeDecoderSuite
 
 SUITES: dict[str, str] = {name: f"{__name__}.{family.suite}" for name, family in FAMILIES.items()}
@@ -60,7 +60,9 @@ _HELPERS = {
     "MIXTURE": "fwk_kit.testing.serving",
     "TINY": "fwk_kit.testing.serving",
     "ask": "fwk_kit.testing.serving",
+    "metric": "fwk_kit.testing.serving",
     "serve_tiny": "fwk_kit.testing.serving",
+    "tiny_tensors": "fwk_kit.testing.serving",
     "block_tables": "fwk_kit.testing.batches",
     "make_batch": "fwk_kit.testing.batches",
 }
@@ -105,8 +107,10 @@ __all__ = [
     "ask",
     "block_tables",
     "make_batch",
+    "metric",
     "serve_tiny",
     "suite_of",
+    "tiny_tensors",
 ]
 
 

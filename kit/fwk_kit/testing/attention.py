@@ -428,7 +428,7 @@ class AttentionSuite(ServedSuite):
         tables = block_tables([21, 6], shape.block_size)
         mine, given = (Cached(item, shape, sum(map(len, tables)) + 1, is_dirty=False) for _ in range(2))
         if not mine.backend.turns:
-            pytest.skip(f"{item.name} turns nothing")
+            pytest.skip(f"{item.name} turns nothing: its turns is False")
         for pasts, num_new in (([0, 0], [20, 5]), ([20, 5], [1, 1])):
             count = sum(num_new)
             qkv, angles = mine.tokens(count, heads[0] + 2 * heads[1]), mine.tokens(count, 1)[..., : size // 2]
@@ -477,7 +477,7 @@ class AttentionSuite(ServedSuite):
     def test_bits_do_not_depend_on_chunks(self, item: Registered, kv_dtype: str, dtype: str) -> None:
         """Where ``deterministic`` is offered: a long sequence whole, in chunks, by one token and alongside another."""
         if DETERMINISTIC not in item.declaration.offers:
-            pytest.skip(f"{item.name} does not offer {DETERMINISTIC}")
+            pytest.skip(f"{item.name} does not have {DETERMINISTIC} among its offers")
         shape, length = Shape(8, 2, dtype=dtype, kv_dtype=kv_dtype), 600
         tables = block_tables([length, 40], shape.block_size)
         source = Cached(item, shape, 1, is_deterministic=True)

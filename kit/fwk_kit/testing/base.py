@@ -8,20 +8,28 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
 from fwk.config import Options, stability_of
 from fwk.interfaces.declaration import Declaration, Facts, Host
-from fwk.plugins import FAMILIES, PluginSet, Registered, build, discover, find, load_object
-from fwk.plugins.discovery import GROUP
+from fwk.plugins import FAMILIES, Registered, build, find, load_object
 from fwk.plugins.families import VERSIONS
 from fwk.plugins.selection import plugin_options
+from fwk_kit.cli.plugin_new import selecting
+from fwk_kit.testing.fresh_process import FreshProcess
+from fwk_kit.testing.installed import alongside, installed
+from fwk_kit.testing.serving import TINY, ask, serve_tiny
+
+__all__ = ["PluginSuite", "alongside", "installed"]
 
 HEAVY = ("torch", "triton", "flashinfer", "transformers", "tokenizers", "fastapi", "uvicorn", "zmq", "numpy")
 """What declaring may not import: ``fwk --help`` declares everything that is installed."""
+
+FRESH = pytest.StashKey[FreshProcess]()
+"""Where a module keeps the process of its suites."""
 
 _DISCOVER = f"""
 import json, sys
@@ -34,19 +42,6 @@ for point in entry_points(group="fwk"):
     seen.update(found[point.name])
 print(json.dumps(found))
 """
-
-
-@functools.cache
-def installed() -> PluginSet:
-    """The installed plugins, discovered once for the test run."""
-    return discover()
-
-
-@functools.cache
-def alongside(package: str) -> PluginSet:
-    """The plugins of fwk and of one other package: what else is installed changes no verdict."""
-    points = entry_points(group=GROUP)
-    return discover(points=[point for point in points if point.dist and point.dist.name in ("fwk", package)])
 
 
 @functools.cache
@@ -67,6 +62,9 @@ class PluginSuite:
     declaration: a declaration that is not installed, to be tested instead.
     options: options of the plugin to test it with, as in a YAML file.
     serve_with: further options of ``fwk serve`` it cannot be served without.
+    served_request: what a client sends to a server with the plugin so that the plugin has its part in the reply: JSON
+        for ``served_path``. Override ``check_served`` to look for the plugin's own mark on it.
+        ``served_model`` and ``config_to_serve`` say which model is served then: a tiny one with random weights.
     """
 
     family: ClassVar[str] = ""
@@ -75,6 +73,8 @@ class PluginSuite:
     declaration: ClassVar[Declaration | None] = None
     options: ClassVar[Mapping[str, object]] = {}
     serve_with: ClassVar[Mapping[str, Any]] = {}
+    served_request: ClassVar[Mapping[str, Any]] = {}
+    served_path: ClassVar[str] = "/v1/completions"
 
     @classmethod
     def registered(cls) -> Registered:
@@ -160,20 +160,54 @@ class PluginSuite:
             assert isinstance(loaded, type), f"{item.declaration.load} is not a class"
             assert issubclass(loaded, self.interface)
 
-    def test_works_in_a_fresh_process(self, item: Registered) -> None:
-        """Engines and workers are processes of their own: nothing may depend on what another process has done."""
+    def test_works_in_a_fresh_process(self, item: Registered, fresh_process: FreshProcess) -> None:
+        """Engines and workers are processes of their own: nothing may depend on what the tests' process has done."""
         if self.declaration is not None:
-            pytest.skip("only an installed plugin is found by another process")
+            pytest.skip("only an installed plugin is found by another process: install it, and set plugin")
         self.skip_where_refused(item)
         where = f"{type(self).__module__}:{type(self).__qualname__}"
-        words = [
-            sys.executable,
-            "-m",
-            "fwk_kit.testing.fresh",
-            where,
-            self.family,
-            item.name,
-            json.dumps(dict(self.options)),
-        ]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
-        assert done.returncode == 0, done.stderr[-4000:]
+        failure = fresh_process.exercise(where, self.family, item.name, dict(self.options))
+        assert failure is None, failure
+
+    @pytest.fixture
+    def fresh_process(self, request: pytest.FixtureRequest) -> FreshProcess:
+        """One for all suites of a module."""
+        module = request.node.getparent(pytest.Module)
+        if FRESH not in module.stash:
+            module.stash[FRESH] = FreshProcess()
+            module.addfinalizer(module.stash[FRESH].close)
+        return module.stash[FRESH]
+
+    def serve_words(self, item: Registered, folder: Path) -> list[str]:
+        """What follows ``fwk serve MODEL`` to use the plugin. ``folder`` is that of ``served_model``, called before."""
+        given = {**self.serve_with, **self.options}
+        if not given:
+            return selecting(installed(), self.family, item.name)
+        (folder / "options.yaml").write_text(json.dumps(given))
+        return [*selecting(installed(), self.family, item.name), "--config", str(folder / "options.yaml")]
+
+    def served_model(self, folder: Path) -> str | None:
+        """The model to serve, made below ``folder``; None: one of ``config_to_serve``, with random weights."""
+        return None
+
+    def config_to_serve(self) -> Mapping[str, Any]:
+        """config.json of the model that is served."""
+        return TINY
+
+    def check_served(self, url: str, reply: Any) -> None:
+        """Look at what the server at ``url`` replied to ``served_request``; ask it more (``fwk.testing.ask``)."""
+        assert reply["choices"][0]["finish_reason"] in ("length", "stop", "tool_calls")
+
+    def test_a_served_request_uses_it(self, item: Registered, tmp_path: Path) -> None:
+        """Through ``fwk serve`` and HTTP, as users have it."""
+        if self.declaration is not None:
+            pytest.skip("only an installed plugin is served: install it, and set plugin")
+        if not self.served_request:
+            pytest.skip("the suite asks no server: set served_request to what a client sends to use the plugin")
+        self.skip_where_refused(item)
+        model = self.served_model(tmp_path)
+        words = self.serve_words(item, tmp_path)
+        with serve_tiny(*words, config=self.config_to_serve(), model=model) as url:
+            reply = ask(url, self.served_path, dict(self.served_request))
+            assert f"{item.key} {item.package} {item.version}" in ask(url, "/server_info")["plugins"]
+            self.check_served(url, reply)

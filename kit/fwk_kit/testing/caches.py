@@ -226,7 +226,7 @@ class CacheTierSuite(ServedSuite):
         with self.tier(item) as tier:
             reader = tier.reader()
             if reader is None:
-                pytest.skip(f"{item.name} has no reader")
+                pytest.skip(f"{item.name} has no reader: its reader() returns None")
             for number in range(8):
                 tier.put(key(number), data(number))
                 assert self.find(tier, number, memoryview(bytearray(BYTES)))

@@ -101,7 +101,7 @@ class DeviceSuite(ServedSuite):
         where = device.take(0)
         capture = device.graph_capture()
         if capture is None:
-            pytest.skip(f"{item.name} captures no steps")
+            pytest.skip(f"{item.name} captures no steps: its graph_capture() returns None")
         assert not capture.serves_smaller, "that is for operators to say"
         given = torch.zeros(4, 3, device=where)
         size = StepSize(4, 4, 4, 4)

@@ -97,7 +97,7 @@ class DialectSuite(PluginSuite):
 
     def test_streams_come_in_pieces(self, item: Registered) -> None:
         if not self.streams:
-            pytest.skip("the suite names no streamed requests")
+            pytest.skip("the suite names no streamed requests: set streams")
         for request in self.streams:
             _, reply = self.run(item, request)
             assert len(reply.pieces) > 2, f"{request.path} holds its stream back until the end"

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from fwk.interfaces.expert_placement import ExpertPlacer, ExpertPlacerContext, PlacementShape
 from fwk.plugins import Registered
 from fwk_kit.testing.base import PluginSuite
+from fwk_kit.testing.serving import MIXTURE
 
 SHAPES = (
     PlacementShape(8, 8, 2),
@@ -32,6 +35,16 @@ class ExpertPlacerSuite(PluginSuite):
 
     family = "expert_placers"
     interface = ExpertPlacer
+
+    serve_with: ClassVar[Mapping[str, Any]] = {
+        "enable_eplb": True,
+        "eplb_rebalance_num_iterations": 2,
+        "tensor_parallel_size": 2,
+        "expert_parallel_size": 2,
+    }
+
+    def config_to_serve(self) -> Mapping[str, Any]:
+        return MIXTURE
 
     def placer(self, item: Registered) -> ExpertPlacer:
         return self.make(item, ExpertPlacerContext(self.given(item)))

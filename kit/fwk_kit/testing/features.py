@@ -73,7 +73,7 @@ class FeatureSuite(ServedSuite):
     def test_every_field_of_a_request_has_a_bound(self, item: Registered) -> None:
         assert isinstance(item.declaration, FeatureSpec)
         if item.declaration.params is None:
-            pytest.skip(f"{item.name} reads no fields")
+            pytest.skip(f"{item.name} reads no fields: it declares no params")
         for name, schema in item.declaration.params.model_json_schema().get("properties", {}).items():
             told = json.dumps(schema)
             has_bound = any(
@@ -84,7 +84,7 @@ class FeatureSuite(ServedSuite):
     def test_says_the_same_alone_together_and_started_over(self, item: Registered) -> None:
         """With few blocks sequences are pre-empted, and start over."""
         if self.declaration is not None:
-            pytest.skip("only an installed plugin is served")
+            pytest.skip("only an installed plugin is served: install it, and set plugin")
         self.skip_where_refused(item)
         from fwk import LLM  # noqa: PLC0415 - imports torch
 

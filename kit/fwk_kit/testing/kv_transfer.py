@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from fwk.interfaces.kv_transfer import KVTransfer, KVTransferContext, Transfer
 from fwk.plugins import Registered
 from fwk_kit.testing.base import PluginSuite
+from fwk_kit.testing.serving import ask, metric, serve_tiny
 
 NUM_BLOCKS, LAYERS, SHAPE = 12, 2, (4, 2, 8)
 IDENTITY, SECRET = b"i" * 32, b"a secret of the test's own"
@@ -48,6 +51,25 @@ class KVTransferSuite(PluginSuite):
     @property
     def deadline(self) -> float:
         return time.monotonic() + self.seconds
+
+    def test_a_served_request_uses_it(self, item: Registered, tmp_path: Path) -> None:
+        """A prompt is computed by one server and continued by another."""
+        if self.declaration is not None or not self.served_request:
+            super().test_a_served_request_uses_it(item, tmp_path)  # says why not
+        self.skip_where_refused(item)
+        (tmp_path / "secret").write_bytes(SECRET)
+        words = [*self.serve_words(item, tmp_path), "--disaggregation-token-file", str(tmp_path / "secret")]
+        with (
+            serve_tiny(*words, "--disaggregation-mode", "prefill") as other,
+            serve_tiny(*words, "--disaggregation-mode", "decode", "--disaggregation-prefill-servers", other) as url,
+        ):
+            reply = ask(url, self.served_path, dict(self.served_request))
+            assert f"{item.key} {item.package} {item.version}" in ask(url, "/server_info")["plugins"]
+            self.check_served(url, reply)
+
+    def check_served(self, url: str, reply: Any) -> None:
+        super().check_served(url, reply)
+        assert metric(url, "fwk:kv_transfers_total") > 0
 
     def exercise(self, item: Registered) -> None:
         self.test_blocks_arrive(item)

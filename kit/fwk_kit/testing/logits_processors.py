@@ -110,7 +110,7 @@ class LogitsProcessorSuite(ServedSuite):
         """Where ``reads_history`` is False, the newest tokens may not have come yet: they change nothing."""
         params = self.settings()[0]
         if self.processor(item).reads_history:
-            pytest.skip("it reads the history, and is given all of it")
+            pytest.skip("it reads the history, and is given all of it: reads_history is True")
         for seed, text in enumerate(TEXTS):
             logits = self.logits(1, seed)[0]
             unknown = [text[0], *(0 for _ in text[1:])]
@@ -120,7 +120,7 @@ class LogitsProcessorSuite(ServedSuite):
         """Where ``reads_places`` is False, neither the text nor its length changes anything."""
         params = self.settings()[0]
         if self.processor(item).reads_places:
-            pytest.skip("it reads how many tokens there are, and is told")
+            pytest.skip("it reads how many tokens there are, and is told: reads_places is True")
         assert not self.processor(item).reads_history
         logits = self.logits(1)[0]
         for text in TEXTS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -9,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import save_file
 from torch import Tensor
 
 from fwk.errors import ModelLoadError
@@ -57,6 +59,19 @@ class LoRABackendSuite(ServedSuite):
     interface = LoRABackend
     serve_with: ClassVar[Mapping[str, Any]] = {"enable_lora": True}
     tolerance: ClassVar[float] = 1e-4
+
+    def serve_words(self, item: Registered, folder: Path) -> list[str]:
+        """With an adapter ``one``, of rank 2, that changes every answer."""
+        down = {"lora_A": np.ones((2, 128), np.float32), "lora_B": np.ones((64, 2), np.float32)}
+        names = [f"base_model.model.model.layers.{layer}.mlp.down_proj" for layer in range(2)]
+        (folder / "one").mkdir()
+        settings = {"peft_type": "LORA", "r": 2, "lora_alpha": 2000, "target_modules": ["down_proj"]}
+        (folder / "one/adapter_config.json").write_text(json.dumps(settings))
+        save_file(
+            {f"{name}.{part}.weight": array for name in names for part, array in down.items()},
+            folder / "one/adapter_model.safetensors",
+        )
+        return [*super().serve_words(item, folder), "--lora-paths", f"one={folder / 'one'}"]
 
     def backend(self, item: Registered) -> tuple[LoRABackend, LoRALayer]:
         """A backend with one layer of two parts."""

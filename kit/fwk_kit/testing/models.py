@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -36,11 +37,14 @@ class ModelSuite(PluginSuite):
         """Skip for models that make embeddings, and for what is not installed."""
         self.skip_where_refused(item)
         if self.declaration is not None or self.spec(item).runner != "generate":
-            pytest.skip("only an installed model that generates is served")
+            pytest.skip("only an installed model that generates is served: install it, and set plugin")
 
     def settings(self, item: Registered) -> dict[str, Any]:
         """Options of ``fwk serve`` that choose the implementation."""
         return {"model_impl": item.name, **self.serve_with}
+
+    def config_to_serve(self) -> Mapping[str, Any]:
+        return self.config
 
     def exercise(self, item: Registered) -> None:
         if self.declaration is None and self.spec(item).runner == "generate":

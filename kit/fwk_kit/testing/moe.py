@@ -122,7 +122,7 @@ class MoERunnerSuite(ServedSuite):
     def test_experts_of_other_ranks_add_nothing(self, item: Registered) -> None:
         """What two ranks compute adds up to all of it, and what only the other one computes is not looked at."""
         if EXPERT_PARALLEL not in item.declaration.abilities():
-            pytest.skip(f"{item.name} does not offer {EXPERT_PARALLEL}")
+            pytest.skip(f"{item.name} does not have {EXPERT_PARALLEL} among its offers")
         experts, count = Experts(), EXPERTS // 2
         x, ids, weights = routed(40)
         total = torch.zeros_like(x)

@@ -89,7 +89,7 @@ class ObserverSuite(PluginSuite):
         """On the host; a part that is for devices refuses with a sentence."""
         assert isinstance(item.declaration, ObserverSpec)
         if item.declaration.worker is None:
-            pytest.skip(f"{item.name} has no part in the workers")
+            pytest.skip(f"{item.name} has no part in the workers: it declares no worker")
         import torch  # noqa: PLC0415 - only these need it
 
         module, _, name = item.declaration.worker.partition(":")

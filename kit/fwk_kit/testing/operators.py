@@ -231,7 +231,7 @@ class OperatorsSuite(ServedSuite):
         """As the operators' own, rounded after: of whole rows, and of groups, of which the last program has few."""
         operators = self.operators(item, dtype)
         if not operators.rounds:
-            pytest.skip(f"{item.name} rounds nothing")
+            pytest.skip(f"{item.name} rounds nothing: its rounds is False")
         for size, group in ((1, 1), (48, 48), (1200, 1200), (128, 128), (1152, 128)):
             for n, rounds_last in ((0, False), (1, True), (5, False)):
                 x, residual = random(n, size, dtype=dtype), random(n, size, dtype=dtype, seed=7)
@@ -252,7 +252,7 @@ class OperatorsSuite(ServedSuite):
     def test_what_cannot_be_rounded_shows(self, item: Registered, number: float) -> None:
         operators = self.operators(item, torch.float32)
         if not operators.rounds:
-            pytest.skip(f"{item.name} rounds nothing")
+            pytest.skip(f"{item.name} rounds nothing: its rounds is False")
         x = torch.ones(2, 512)
         x[0, 300] = number
         found = operators.gate_rounded(x, "silu", 128)

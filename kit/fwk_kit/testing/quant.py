@@ -161,7 +161,7 @@ class QuantizerSuite(PluginSuite):
     def test_encoding_makes_what_params_says(self, item: Registered) -> None:
         assert isinstance(item.declaration, QuantizerSpec)
         if PLAIN not in item.declaration.layouts:
-            pytest.skip(f"{item.name} quantises nothing while loading")
+            pytest.skip(f"{item.name} quantises nothing while loading: plain is not among its layouts")
         method = self.method(item)
         shape = LinearShape(HIDDEN, (INNER,), torch.float32, torch.device("cpu"), GATE)
         made = method.encode(random(INNER, HIDDEN), GATE)
@@ -221,5 +221,5 @@ class QuantizerSuite(PluginSuite):
         self.skip_where_refused(item)
         assert isinstance(item.declaration, QuantizerSpec)
         if self.declaration is not None or PLAIN not in item.declaration.layouts:
-            pytest.skip("the tiny model's weights are plain, and only what is installed is served")
+            pytest.skip("weights of the tiny model are plain: set served_request, and override served_model()")
         tokens_of(TINY, item.package, quantization=item.name, **self.serve_with)

@@ -121,7 +121,7 @@ class SamplerSuite(ServedSuite):
         declaration = item.declaration
         assert isinstance(declaration, SamplerSpec)
         if not declaration.late_positions:
-            pytest.skip("it declares no late_positions")
+            pytest.skip("it does not declare late_positions")
         logits, seeds, fewer = torch.zeros(24, 1000), np.arange(24), np.arange(24) % 4
         late = rows_of(seeds, 5 + 3 * seeds + fewer, seeds % 5 == 0)
         late.num_fewer, late.most_fewer = torch.from_numpy(fewer), 5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import pytest
@@ -31,10 +32,13 @@ class ServedSuite(PluginSuite):
             return {"enable_plugin": [item.key]}
         return {} if option is None else {option: item.name}
 
+    def config_to_serve(self) -> Mapping[str, Any]:
+        return self.model_config
+
     def test_serves_a_tiny_model(self, item: Registered) -> None:
         """Alone and together, the same tokens; and those of the plain engine, where the plugin may change none."""
         if self.declaration is not None:
-            pytest.skip("only an installed plugin is served")
+            pytest.skip("only an installed plugin is served: install it, and set plugin")
         self.skip_where_refused(item)
         package = None if self.family == "executors" else item.package  # an executor's workers discover for themselves
         tokens = tokens_of(self.model_config, package, **self.selected(item) | dict(self.serve_with), **self.options)

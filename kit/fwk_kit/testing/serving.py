@@ -11,12 +11,15 @@ import sys
 import tempfile
 import threading
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fwk.types import SamplingParams
-from fwk_kit.testing.base import alongside, installed
+import numpy as np
+
+from fwk.interfaces.model import ModelSpec
+from fwk.types import ModelConfig, SamplingParams
+from fwk_kit.testing.installed import alongside, installed
 
 TINY: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -50,6 +53,35 @@ PROMPTS = [[1, 7, 3, 9] * 9, [5], list(range(40, 75)), [1, 7, 3, 9] * 9 + [8, 8]
 NUM_TOKENS = 12
 
 
+def model_config(config: Mapping[str, Any]) -> ModelConfig:
+    """A config.json as the model plugin that would serve it reads it (``ModelSpec.normalised``)."""
+    names: Any = config.get("architectures") or [""]
+    candidates = (item.declaration for item in installed().family("models"))
+    spec = next((one for one in candidates if isinstance(one, ModelSpec) and names[0] in one.architectures), None)
+    return ModelConfig.from_dict(config if spec is None else spec.normalised(config), "fwk_kit.testing")
+
+
+def tiny_tensors() -> dict[str, np.ndarray]:
+    """Random float32 weights of ``TINY``, by their Hugging Face names: for a checkpoint that is served."""
+    random = np.random.default_rng(0)
+    hidden, inner, vocab = (int(TINY[name]) for name in ("hidden_size", "intermediate_size", "vocab_size"))
+    kv = hidden * int(TINY["num_key_value_heads"]) // int(TINY["num_attention_heads"])
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens": (vocab, hidden), "lm_head": (vocab, hidden)}
+    shapes["model.norm"] = (hidden,)
+    for layer in range(int(TINY["num_hidden_layers"])):
+        outputs = {"q_proj": hidden, "k_proj": kv, "v_proj": kv, "o_proj": hidden}
+        own = {f"self_attn.{name}": (size, hidden) for name, size in outputs.items()}
+        own |= {f"mlp.{name}": (inner, hidden) for name in ("gate_proj", "up_proj")}
+        own |= {"mlp.down_proj": (hidden, inner), "input_layernorm": (hidden,), "post_attention_layernorm": (hidden,)}
+        shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in own.items()}
+    return {
+        f"{name}.weight": np.ones(shape, np.float32)
+        if len(shape) == 1
+        else random.normal(0.0, 0.02, shape).astype(np.float32)
+        for name, shape in shapes.items()
+    }
+
+
 def tokens_of(config: dict[str, Any], package: str | None = "fwk", **options: Any) -> list[list[int]]:
     """The greedy continuations of ``PROMPTS`` by a model of ``config`` with random weights.
 
@@ -78,15 +110,16 @@ def plain_tokens(config: str, options: str = "{}") -> list[list[int]]:
 
 
 @contextlib.contextmanager
-def serve_tiny(*arguments: str, config: dict[str, Any] | None = None) -> Iterator[str]:
+def serve_tiny(*arguments: str, config: Mapping[str, Any] | None = None, model: str | None = None) -> Iterator[str]:
     """A real server (``fwk serve``) on a free port, with a tiny random model: its address.
 
-    arguments: further words of the command line. Raises ``RuntimeError`` with the server's last words when it does
-    not come up.
+    arguments: further words of the command line. config: of that model, instead of ``TINY``. model: another one, as
+    ``fwk serve`` takes it. Raises ``RuntimeError`` with the server's last words when it does not come up.
     """
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(config or TINY))
-        words = ["-m", "fwk", "serve", folder, "--load-format", "dummy", "--port", "0", "--max-total-tokens", "2048"]
+        named = [folder, "--load-format", "dummy"] if model is None else [model]
+        words = ["-m", "fwk", "serve", *named, "--port", "0", "--max-total-tokens", "2048"]
         command = [sys.executable, *words, *arguments]
         with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
             assert process.stderr is not None
@@ -103,6 +136,13 @@ def serve_tiny(*arguments: str, config: dict[str, Any] | None = None) -> Iterato
             finally:
                 process.terminate()
                 process.wait(30)
+
+
+def metric(url: str, name: str) -> float:
+    """What ``/metrics`` says of a name (``fwk:num_draft_tokens_total``), all its labels together; 0 where it is not."""
+    with urllib.request.urlopen(f"{url}/metrics", timeout=60) as reply:
+        lines = reply.read().decode().splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if re.match(rf"{re.escape(name)}[ {{]", line))
 
 
 def ask(url: str, path: str, body: dict[str, Any] | None = None, key: str = "") -> Any:

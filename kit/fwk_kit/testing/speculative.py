@@ -37,7 +37,7 @@ class SpeculativeDecoderSuite(ServedSuite):
     def decoder(self, item: Registered) -> SpeculativeDecoder:
         """A decoder without a model."""
         if self.needs_model:
-            pytest.skip("needs a model: see the tests that serve one")
+            pytest.skip("needs a model: set served_request, and name the model in serve_with")
 
         def nothing(name: str) -> Any:
             raise AssertionError(f"it loads the model {name!r}: set needs_model")

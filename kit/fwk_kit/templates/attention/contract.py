@@ -7,3 +7,4 @@ from fwk.testing import AttentionSuite
 
 class TestMine(AttentionSuite):
     plugin = "mine"
+    served_request = {"prompt": "Hello", "max_tokens": 8}

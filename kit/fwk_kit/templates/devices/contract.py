@@ -7,3 +7,4 @@ from fwk.testing import DeviceSuite
 
 class TestMine(DeviceSuite):
     plugin = "mine"
+    served_request = {"prompt": "Hello", "max_tokens": 8}

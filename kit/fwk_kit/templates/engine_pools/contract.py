@@ -7,3 +7,4 @@ from fwk.testing import EnginePoolSuite
 
 class TestMine(EnginePoolSuite):
     plugin = "mine"
+    served_request = {"prompt": "Hello", "max_tokens": 8}

@@ -7,3 +7,4 @@ from fwk.testing import ExecutorSuite
 
 class TestMine(ExecutorSuite):
     plugin = "mine"
+    served_request = {"prompt": "Hello", "max_tokens": 8}

@@ -7,3 +7,4 @@ from fwk.testing import ExpertPlacerSuite
 
 class TestMine(ExpertPlacerSuite):
     plugin = "mine"
+    served_request = {"prompt": "Hello", "max_tokens": 8}

@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from fwk.testing import FeatureSuite
+from fwk.testing import FeatureSuite, ask
 
 
 class TestMine(FeatureSuite):
     plugin = "mine"
     request: ClassVar[Mapping[str, Any]] = {"mine_entropy": True}
+    served_request = {"prompt": "Hello", "max_tokens": 8, "mine_entropy": True}
+
+    def check_served(self, url: str, reply: Any) -> None:
+        super().check_served(url, reply)
+        assert ask(url, "/mine/entropy")["choices"] == 8

@@ -7,3 +7,4 @@ from fwk.testing import KVTransferSuite
 
 class TestMine(KVTransferSuite):
     plugin = "mine"
+    served_request = {"prompt": "Hello " * 20, "max_tokens": 8}

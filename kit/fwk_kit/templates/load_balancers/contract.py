@@ -7,3 +7,5 @@ from fwk.testing import LoadBalancerSuite
 
 class TestMine(LoadBalancerSuite):
     plugin = "mine"
+    serve_with = {"data_parallel_size": 2}
+    served_request = {"prompt": "Hello", "max_tokens": 8}

@@ -8,12 +8,25 @@ from typing import Any
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
-from fwk.testing import TINY, LoaderSuite
+from fwk.testing import TINY, LoaderSuite, tiny_tensors
 
 
 class TestMine(LoaderSuite):
     plugin = "mine"
+
+    served_request = {"prompt": "7", "max_tokens": 8}
+
+    def served_model(self, folder: Path) -> str:
+        """All of the tiny model, with a tokenizer that knows digits."""
+        (folder / "model").mkdir()
+        (folder / "model/config.json").write_text(json.dumps(TINY))
+        np.savez(folder / "model/mine.npz", **tiny_tensors())  # pyright: ignore[reportArgumentType]
+        tokenizer = Tokenizer(WordLevel({str(i): i for i in range(TINY["vocab_size"])}, unk_token="0"))
+        tokenizer.save(str(folder / "model/tokenizer.json"))
+        return str(folder / "model")
 
     def sample(self, folder: Path) -> tuple[Path, dict[str, Any]]:
         (folder / "config.json").write_text(json.dumps(TINY))

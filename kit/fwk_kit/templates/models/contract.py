@@ -9,3 +9,4 @@ class TestMine(ModelSuite):
     plugin = "mine"
     config = {**TINY, "architectures": ["MineForCausalLM"]}
     reference_config = {"architectures": ["LlamaForCausalLM"]}
+    served_request = {"prompt": "Hello", "max_tokens": 8}

@@ -7,3 +7,4 @@ from fwk.testing import MoERunnerSuite
 
 class TestMine(MoERunnerSuite):
     plugin = "mine"
+    served_request = {"prompt": "Hello", "max_tokens": 8}

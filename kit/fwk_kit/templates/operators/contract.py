@@ -7,3 +7,4 @@ from fwk.testing import OperatorsSuite
 
 class TestMine(OperatorsSuite):
     plugin = "mine"
+    served_request = {"prompt": "Hello", "max_tokens": 8}

@@ -8,3 +8,4 @@ from fwk.testing import QuantizerSuite
 class TestMine(QuantizerSuite):
     plugin = "mine"
     max_error = 0.012
+    served_request = {"prompt": "Hello", "max_tokens": 8}

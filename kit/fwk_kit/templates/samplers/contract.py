@@ -7,3 +7,4 @@ from fwk.testing import SamplerSuite
 
 class TestMine(SamplerSuite):
     plugin = "mine"
+    served_request = {"prompt": "Hello", "max_tokens": 8}

@@ -7,3 +7,4 @@ from fwk.testing import SchedulePolicySuite
 
 class TestMine(SchedulePolicySuite):
     plugin = "mine"
+    served_request = {"prompt": "Hello", "max_tokens": 8}
