@@ -307,3 +307,27 @@ def test_a_matcher_that_cannot_continue_leaves_what_others_accept_alone(backend:
     assert isinstance(found[1], FwkError)
     assert found[2] is False
     assert last.accept(a), "a refused token changed the state"
+
+
+def test_a_string_that_repeats_itself_is_ended_where_it_may_end() -> None:
+    """By ``fill_mask`` and ``fill_masks`` alike, unless an option says otherwise."""
+    plain = GrammarRequest("json_schema", json.dumps({"type": "string"}))
+    long = GrammarRequest("json_schema", json.dumps({"type": "string", "minLength": 4096}))
+    backend = LLGuidanceBackend(context())
+    grammars = [backend.compile(plain), backend.compile(long)]
+    for i, piece in enumerate(b'"' + b"ha " * 40):
+        rows = np.zeros((2, VOCAB // 32), np.int32)
+        assert not LLGuidanceGrammar.fill_masks(grammars, rows, [0, 1])
+        own, other = (allowed(grammar, VOCAB) for grammar in grammars)
+        assert (own == {ord('"')}) == (i == 0 or i > 80), i  # 64 tokens as those three before, looked for every 16
+        assert {t for t in range(VOCAB) if rows[0, t // 32] >> t % 32 & 1} == own
+        assert i == 0 or ord("x") in other
+        assert LLGuidanceGrammar.accept_each(grammars, [piece, piece]) == [True, True]
+    copy = grammars[0].fork()
+    copy.rollback(60)
+    assert ord("x") in allowed(copy, VOCAB)
+    assert grammars[0].accept(ord('"'))
+    assert grammars[0].accept(EOS)
+    off = LLGuidanceBackend(context(options=LLGuidanceOptions(constrained_json_end_loops=False))).compile(plain)
+    assert all(off.accept(piece) for piece in b'"' + b"ha " * 40)
+    assert ord("x") in allowed(off, VOCAB)

@@ -19,6 +19,11 @@ class LLGuidanceOptions(Options):
         "Let the objects of a JSON schema that lists properties have others as well unless the schema forbids it, as "
         "the standard has it. By default such objects are closed: a small model otherwise invents keys without end.",
     )
+    constrained_json_end_loops: bool = option(
+        True,
+        "End a string of constrained JSON that repeats itself for 64 tokens, where the schema lets it end: a small "
+        "model otherwise goes on to the length limit, and its JSON cannot be read.",
+    )
 
 
 @hookimpl

@@ -13,6 +13,7 @@ from fwk.errors import FwkError, InvalidRequest
 from fwk.interfaces.grammar import Grammar, GrammarBackend, GrammarContext
 from fwk.types import GrammarRequest
 from fwk_grammar._common.delayed import compile_delayed
+from fwk_grammar._common.loops import LoopGuard, Quotes
 from fwk_grammar._common.sources import SpecialTokens
 from fwk_grammar.llguidance import LLGuidanceOptions
 from fwk_grammar.llguidance.sources import notation
@@ -28,6 +29,7 @@ LIMITS = LLParserLimits(
     max_items_in_row=20_000,
     verbose_errors=False,
 )
+_JSON = ("json_object", "json_schema")
 MAX_MESSAGE = 300
 MAX_THREADS = 8
 """That compute masks at once, where there are as many processors."""
@@ -42,6 +44,7 @@ class LLGuidanceBackend(GrammarBackend):
         self._tokens = Tokens(context)
         self._tokenizer = self._tokens.build()
         self._special = SpecialTokens(context)
+        self._quotes = Quotes(self._tokens.tokens) if self._options.constrained_json_end_loops else None
 
     def compile(self, request: GrammarRequest) -> Grammar:
         if request.kind == "delayed":
@@ -55,7 +58,9 @@ class LLGuidanceBackend(GrammarBackend):
             _check(matcher)
             raise InvalidRequest("the grammar allows no output but the empty one")
         _check(matcher)
-        return LLGuidanceGrammar(matcher, -(-self._tokenizer.vocab_size // 32), frozenset(self._tokens.eos_token_ids))
+        guard = LoopGuard(self._quotes) if self._quotes is not None and request.kind in _JSON else None
+        num_words = -(-self._tokenizer.vocab_size // 32)
+        return LLGuidanceGrammar(matcher, num_words, frozenset(self._tokens.eos_token_ids), guard)
 
     def _without_end(self, mask: bytes) -> bytearray:
         left = bytearray(mask)
@@ -67,10 +72,13 @@ class LLGuidanceBackend(GrammarBackend):
 class LLGuidanceGrammar(Grammar):
     """A matcher, and whether an end-of-sequence token came: that one is not told to the matcher."""
 
-    def __init__(self, matcher: LLMatcher, num_words: int, eos_token_ids: frozenset[int]) -> None:
+    def __init__(
+        self, matcher: LLMatcher, num_words: int, eos_token_ids: frozenset[int], guard: LoopGuard | None
+    ) -> None:
         self._matcher = matcher
         self._num_words = num_words
         self._eos_token_ids = eos_token_ids
+        self._guard = guard
         self._has_ended = False
 
     def fill_mask(self, row: np.ndarray) -> None:
@@ -83,6 +91,7 @@ class LLGuidanceGrammar(Grammar):
         self._raise_error()
         if own is not row:
             row[:] = own[: len(row)]
+        self._narrow(row)
 
     @classmethod
     def fill_masks(
@@ -94,6 +103,8 @@ class LLGuidanceGrammar(Grammar):
             return super().fill_masks(grammars, rows, places)
         pairs = [(grammar._matcher, place) for grammar, place in zip(own, places, strict=True)]
         _threads().unsafe_compute_mask_ptr(pairs, rows.ctypes.data, rows.shape[1] * rows.itemsize, len(rows))
+        for grammar, place in zip(own, places, strict=True):
+            grammar._narrow(rows[place])
         return {
             i: FwkError(_sentence(grammar._matcher.get_error()))
             for i, grammar in enumerate(own)
@@ -107,6 +118,7 @@ class LLGuidanceGrammar(Grammar):
             self._has_ended = self._matcher.is_accepting()
             return self._has_ended
         if self._matcher.try_consume_tokens([token_id]) == 1:
+            self._observe(token_id)
             return True
         self._raise_error()
         return False
@@ -117,6 +129,7 @@ class LLGuidanceGrammar(Grammar):
         for grammar, token_id in zip(cast(Sequence[LLGuidanceGrammar], grammars), token_ids, strict=True):
             is_plain = not grammar._has_ended and token_id not in grammar._eos_token_ids
             if is_plain and grammar._matcher.try_consume_tokens([token_id]) == 1:
+                grammar._observe(token_id)
                 told.append(True)
             else:  # which is asked again: nothing has changed where a token was not accepted
                 told += super().accept_each([grammar], [token_id])
@@ -129,9 +142,12 @@ class LLGuidanceGrammar(Grammar):
         if num_tokens:
             self._matcher.rollback(num_tokens)
             self._raise_error()
+            if self._guard is not None:
+                self._guard.rollback(num_tokens)
 
     def fork(self) -> LLGuidanceGrammar:
-        copy = LLGuidanceGrammar(self._matcher.deep_copy(), self._num_words, self._eos_token_ids)
+        guard = self._guard.fork() if self._guard is not None else None
+        copy = LLGuidanceGrammar(self._matcher.deep_copy(), self._num_words, self._eos_token_ids, guard)
         copy._has_ended = self._has_ended
         return copy
 
@@ -145,6 +161,14 @@ class LLGuidanceGrammar(Grammar):
     @property
     def is_finished(self) -> bool:
         return self._has_ended or self._matcher.is_stopped()
+
+    def _observe(self, token_id: int) -> None:
+        if self._guard is not None:
+            self._guard.accept(token_id)
+
+    def _narrow(self, row: np.ndarray) -> None:
+        if self._guard is not None and self._guard.is_looping:
+            self._guard.narrow(row)
 
     def _raise_error(self) -> None:
         """A matcher that met a limit never leaves that state."""
