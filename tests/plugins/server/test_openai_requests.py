@@ -385,4 +385,5 @@ async def test_strict_requests_refuse_what_nobody_documents(frontend):
         assert reply.status_code == 400
         assert "did you mean max_tokens?" in reply.json()["error"]["message"]
         known = {"user": "u", "metadata": {}, "typical_p": 1, "n_predict": 4, "logprobs": False, "seed": 1}
-        assert (await client.post(CHAT, json=BODIES[CHAT] | known)).status_code == 200
+        assert "model is missing" in (await client.post(CHAT, json=BODIES[CHAT] | known)).text
+        assert (await client.post(CHAT, json=BODIES[CHAT] | known | {"model": "tiny"})).status_code == 200

@@ -451,11 +451,13 @@ async def test_strict_requests_refuse_what_is_ignored(app_of, frontend):
             ({"text": {"tone": "x"}}, "text.tone is not supported"),
             ({"reasoning": {"context": "x"}}, "reasoning.context is not supported"),
             ({"tools": [{"type": "web_search"}]}, "run by no one here"),
+            ({"model": None}, "model is missing"),
         ):
-            reply = await http.post("/v1/responses", json={"input": "Hi", **fields})
+            reply = await http.post("/v1/responses", json={"input": "Hi", "model": "tiny", **fields})
             assert reply.status_code == 400, fields
             assert said in reply.text
-        assert (await http.post("/v1/responses", json={"input": "Hi", "client_metadata": {}})).status_code == 200
+        fine = {"input": "Hi", "model": "tiny", "client_metadata": {}}
+        assert (await http.post("/v1/responses", json=fine)).status_code == 200
 
 
 def test_every_field_of_the_published_response():

@@ -41,8 +41,8 @@ class OpenAIOptions(BatchOptions):
 
     strict_requests: bool = option(
         False,
-        "Refuse chat, completions and responses requests with a field, or a type of tool, that is neither read nor "
-        "documented by a known server.",
+        "Refuse chat, completions and responses requests that name no model, or with a field, or a type of tool, that "
+        "is neither read nor documented by a known server.",
     )
     completions_store_bytes: int = option(
         16 * 2**20, "Memory for stored chat completions; the oldest go first. 0 stores none.", ge=0, le=2**40

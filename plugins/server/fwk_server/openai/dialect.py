@@ -28,7 +28,7 @@ from fwk_server._common.chat.models import (
     TokenizeRequest,
     UnloadAdapterRequest,
 )
-from fwk_server._common.chat.other_names import refuse_unknown, warn_unknown
+from fwk_server._common.chat.other_names import refuse_unknown, want_model, warn_unknown
 from fwk_server._common.chat.served import anthropic_body
 from fwk_server._common.documented import EVENTS, Reply, documented
 from fwk_server._common.files import FileStore
@@ -266,6 +266,7 @@ class OpenAIDialect(Dialect):
         models = [MODELS[prepare], *frontend.processor_params]
         if self._is_strict:
             refuse_unknown(raw, models)
+            want_model(raw)
         else:
             warn_unknown(raw, models, self._once)
         return prepare(raw, frontend, *args)

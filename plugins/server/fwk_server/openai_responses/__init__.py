@@ -39,8 +39,8 @@ class ResponsesOptions(KeepingOptions):
     )
     strict_requests: bool = option(
         False,
-        "Refuse chat, completions and responses requests with a field, or a type of tool, that is neither read nor "
-        "documented by a known server.",
+        "Refuse chat, completions and responses requests that name no model, or with a field, or a type of tool, that "
+        "is neither read nor documented by a known server.",
     )
     tool_server: tuple[str, ...] = option(
         (), "MCP servers whose tools /v1/responses may call, as [NAME=]URL: search=http://localhost:8001/mcp."

@@ -11,7 +11,7 @@ from fwk.errors import InvalidRequest
 from fwk_server._common.body import shown, validate, want
 from fwk_server._common.chat.dialect import renamed
 from fwk_server._common.chat.models import MAX_LABEL, MAX_NAME, MAX_TOOLS, ChatRequest, Label
-from fwk_server._common.chat.other_names import is_read_elsewhere, warn_unknown
+from fwk_server._common.chat.other_names import is_read_elsewhere, want_model, warn_unknown
 from fwk_server._common.fields import CONTEXT, RequestFields, bounded, ranged
 from fwk_server._common.once import Once
 from fwk_server.openai_responses.items import messages_of
@@ -155,6 +155,7 @@ def read(raw: Mapping[str, Any], once: Once, *, is_strict: bool = False) -> tupl
         if is_strict:
             raise InvalidRequest(f"{shown(name)} is not a field of /v1/responses (--strict-requests)", name[:256])
     if is_strict:
+        want_model(raw)
         for name, known in _READ_IN.items():
             _only(raw.get(name), known, name)
     else:

@@ -222,6 +222,12 @@ def refuse_unknown(raw: Mapping[str, Any], models: Sequence[type[BaseModel]], wh
             raise InvalidRequest(f"the field {shown(name)} is unknown ({where}){hint}", name[:256])
 
 
+def want_model(raw: Mapping[str, Any]) -> None:
+    """Raise where ``--strict-requests`` wants a model to be named, as OpenAI's API does."""
+    if raw.get("model") is None:
+        raise InvalidRequest("model is missing (--strict-requests)", "model")
+
+
 def is_read_elsewhere(name: str, model: type[BaseModel]) -> bool:
     """Whether a field that is no hint is one of ``model``, or of other servers."""
     return name in _known([model]) and name not in _HINTS
