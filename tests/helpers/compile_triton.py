@@ -24,12 +24,13 @@ from fwk_attention.triton_paged.plan import device_sizes, power_of_two
 from fwk_attention.triton_paged.rows import store_rows, turn_rows
 from fwk_lora.triton_lora import kernels as adapters
 from fwk_moe.triton_fused import kernels as experts
-from fwk_moe.triton_fused.runner import tiling
+from fwk_moe.triton_fused.runner import gate_up_columns, tiling
 from fwk_operators.triton_ops import kernels as operators
 from fwk_quant._linear_triton import kernels as packed_kernels
 from fwk_quant._linear_triton import matrix as packed
 from fwk_quant.none import invariant as products
 from fwk_sampling.triton_sampler import kernels as sampler
+from fwk_tiles.launches import Tile
 from fwk_tiles.matrices import round_rows
 
 BLOCK_SIZE = 16
@@ -191,7 +192,8 @@ NO_ZEROS = {"HAS_ZEROS": False}
 
 def report_products(cc: int | str, types: dict[str, str], constants: dict[str, Any], options: dict[str, Any]) -> None:
     """Of one form of experts' matrices."""
-    gated = {**constants, "TOP_K": 8, "ACTIVATION": 0}
+    tile = Tile(constants["ROWS"], constants["COLUMNS"], constants["STEP"], **options)
+    gated = {**constants, "COLUMNS": gate_up_columns(tile, constants["FORMAT"]), "TOP_K": 8, "ACTIVATION": 0}
     report(experts.gate_up_tiles, cc, {**types, "x_stride": "i32"}, gated, **options)
     report(experts.down_tiles, cc, types, constants, **options)
 

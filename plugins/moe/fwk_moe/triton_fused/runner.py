@@ -12,6 +12,7 @@ from fwk.interfaces.moe import ExpertWeights, MoERunner
 from fwk_moe.triton_fused import kernels
 from fwk_moe.triton_fused.matrices import Matrices
 from fwk_tiles.launches import Tile, power_of_two, rounded_inputs
+from fwk_tiles.matrices import INT4
 from fwk_tiles.numbers import ACTIVATIONS
 
 if TYPE_CHECKING:
@@ -38,6 +39,11 @@ def tiling(num_pairs: int, num_experts: int, itemsize: int, is_deterministic: bo
     has_few = is_deterministic or itemsize == 4 or num_pairs <= num_experts * FEW_ROWS
     rows = FEW_ROWS if has_few else MANY_ROWS
     return Tile(rows, columns=64, step=128 // itemsize, num_warps=4, num_stages=3)
+
+
+def gate_up_columns(tile: Tile, form: int) -> int:
+    """Of a program, of each of both matrices. As Triton 3.6 unpacks two of int4, twice as many spill registers."""
+    return tile.columns // 2 if form == INT4.value and tile.rows == FEW_ROWS else tile.columns
 
 
 class TritonRunner(MoERunner):
@@ -81,20 +87,22 @@ class TritonRunner(MoERunner):
         tile = tiling(num_pairs, num_experts * context.ep_size, x.element_size(), context.is_deterministic)
         expert_ids = expert_ids.contiguous()
         pairs, tiles = self._sorted(expert_ids, num_pairs, tile.rows)
-        shared = {"SIZE": size, "INNER": inner, "ROWS": tile.rows, "COLUMNS": tile.columns}
+        shared = {"SIZE": size, "INNER": inner, "ROWS": tile.rows}
         shared |= {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
         gated = x.new_empty(num_pairs, inner)
         activation = ACTIVATIONS[context.activation].value
-        grid = (tiles.shape[0], triton.cdiv(inner, tile.columns))
+        columns = gate_up_columns(tile, self._gate_up.constants["FORMAT"])
+        grid = (tiles.shape[0], triton.cdiv(inner, columns))
         x, of_x, step = self._inputs(x, self._gate_up, tile)
         given = (x, x.stride(0), of_x, *self._gate_up.tensors, tiles, pairs, gated)
         chosen = {"TOP_K": top_k, "ACTIVATION": activation, "STEP": step, **self._gate_up.constants}
-        _launch(kernels.gate_up_tiles, grid, *given, **chosen, **shared)
+        _launch(kernels.gate_up_tiles, grid, *given, COLUMNS=columns, **chosen, **shared)
         parts = gated.new_empty(num_pairs, size)
         gated, of_gated, step = self._inputs(gated, self._down, tile)
         grid = (tiles.shape[0], triton.cdiv(size, tile.columns))
         given = (gated, of_gated, *self._down.tensors, tiles, pairs, parts)
-        _launch(kernels.down_tiles, grid, *given, STEP=step, **self._down.constants, **shared)
+        chosen = {"COLUMNS": tile.columns, "STEP": step, **self._down.constants}
+        _launch(kernels.down_tiles, grid, *given, **chosen, **shared)
         grid = (num_tokens, triton.cdiv(size, NUMBERS))
         given = (parts, weights.float().contiguous(), expert_ids, out)
         chosen = {"TOP_K": top_k, "EXPERTS": num_experts, "HAS_OTHERS": context.ep_size > 1}
