@@ -18,7 +18,7 @@ from fwk_server._common import body
 from fwk_server._common.batches import Batch, BatchRunner
 from fwk_server._common.body import shown
 from fwk_server._common.caller import caller_of
-from fwk_server._common.documented import BYTES, Reply, documented
+from fwk_server._common.documented import BYTES, Reply, documented, json_body
 from fwk_server._common.fields import RequestFields
 from fwk_server._common.files import FileStore, UnknownFile
 from fwk_server._common.paging import DeletedReply, ListReply
@@ -106,8 +106,7 @@ class BatchRoutes:
         add("GET", one_file, self.retrieve_file, FileReply, parameters=file_id)
         add("DELETE", one_file, self.delete_file, DeletedReply, parameters=file_id)
         add("GET", f"{one_file}/content", self.file_content, None, stream=BYTES, parameters=file_id)
-        content = {"application/json": {"schema": BatchBody.model_json_schema()}}
-        add("POST", "/v1/batches", self.create, BatchReply, requestBody={"required": True, "content": content})
+        add("POST", "/v1/batches", self.create, BatchReply, requestBody=json_body(BatchBody))
         add("GET", "/v1/batches", self.list_batches, ListReply, parameters=_PAGE)
         add("GET", one_batch, self.retrieve, BatchReply, parameters=batch_id)
         nothing = {"required": False, "content": {"application/json": {"schema": body.NOT_READ}}}

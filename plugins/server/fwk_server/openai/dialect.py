@@ -30,7 +30,7 @@ from fwk_server._common.chat.models import (
 )
 from fwk_server._common.chat.other_names import refuse_unknown, want_model, warn_unknown
 from fwk_server._common.chat.served import anthropic_body
-from fwk_server._common.documented import EVENTS, Reply, documented
+from fwk_server._common.documented import EVENTS, Reply, documented, json_body
 from fwk_server._common.files import FileStore
 from fwk_server._common.logprobs import TokenTexts
 from fwk_server._common.once import Once
@@ -175,8 +175,6 @@ class OpenAIDialect(Dialect):
         app.add_api_route(path, endpoint, methods=["GET"], response_model=None, responses=responses)
 
     def _post(self, app: FastAPI, path: str, endpoint: Endpoint, reply_model: type[Reply]) -> None:
-        # The body is read by hand, so it is documented here rather than declared.
-        content = {"application/json": {"schema": self.requests[path].model_json_schema()}}
         app.add_api_route(
             path,
             closed_on_disconnect(endpoint),
@@ -187,7 +185,7 @@ class OpenAIDialect(Dialect):
             responses=documented(
                 reply_model, ErrorBody, stream=EVENTS if "stream" in self.requests[path].model_fields else ""
             ),
-            openapi_extra={"requestBody": {"required": True, "content": content}},
+            openapi_extra={"requestBody": json_body(self.requests[path])},
         )
 
     async def create_chat_completion(self, request: Request) -> Response:

@@ -14,7 +14,7 @@ from fwk_server._common import body
 from fwk_server._common.body import want
 from fwk_server._common.caller import caller_of
 from fwk_server._common.chat.call import ChatCall
-from fwk_server._common.documented import Reply, documented
+from fwk_server._common.documented import Reply, documented, json_body
 from fwk_server._common.fields import RequestFields
 from fwk_server._common.paging import PAGE, DeletedReply, ListReply, page
 from fwk_server._common.records import Key, Records
@@ -131,8 +131,7 @@ def _add(
 ) -> None:
     extra: dict[str, Any] = {"parameters": parameters}
     if method == "POST":
-        content = {"application/json": {"schema": UpdateBody.model_json_schema()}}
-        extra["requestBody"] = {"required": True, "content": content}
+        extra["requestBody"] = json_body(UpdateBody)
     app.add_api_route(
         path,
         closed_on_disconnect(endpoint),

@@ -18,7 +18,7 @@ from fwk.types.sampling import MAX_N, MAX_STOP_STRINGS
 from fwk_http.replies import ByteStream
 from fwk_server._common import body
 from fwk_server._common.caller import caller_of
-from fwk_server._common.documented import BYTES, EVENTS, Reply, Responses, documented
+from fwk_server._common.documented import BYTES, EVENTS, Reply, Responses, documented, json_body
 from fwk_server._common.replies import (
     CLIENT_CLOSED,
     EventStream,
@@ -140,14 +140,13 @@ class TGIDialect(Dialect):
         app.add_api_route("/get_model_name", self.model_name, methods=["GET"], response_model=None, responses=named)
 
     def admin_routes(self, app: FastAPI) -> None:
-        content = {"application/json": {"schema": weights.UpdateRequest.model_json_schema()}}
         app.add_api_route(
             "/update_weights_from_disk",
             self.update_weights,
             methods=["POST"],
             response_model=None,
             responses=documented(UpdateBody, UpdateBody),
-            openapi_extra={"requestBody": {"required": True, "content": content}},
+            openapi_extra={"requestBody": json_body(weights.UpdateRequest)},
         )
         told = documented(WeightIndex, Failure, works=False, more=(409,))
         app.add_api_route(remote_weights.PATH, self.weight_index, methods=["GET"], response_model=None, responses=told)
@@ -179,10 +178,7 @@ class TGIDialect(Dialect):
                 message = f"Request failed during generation: {error}"
                 return json_response(self.error_body(424, message, None, None), 424)
 
-        schema = self.requests[path].model_json_schema()
-        if path == "/generate":
-            schema = {"anyOf": [schema, sglang.NativeRequest.model_json_schema()]}
-        content = {"application/json": {"schema": schema}}
+        others = [sglang.NativeRequest] if path == "/generate" else []
         app.add_api_route(
             path,
             closed_on_disconnect(route),
@@ -192,7 +188,7 @@ class TGIDialect(Dialect):
             description=endpoint.__doc__,
             responses=responses,
             response_class=JSONResponse if "model" in responses[200] else Response,  # of no kind of its own
-            openapi_extra={"requestBody": {"required": True, "content": content}},
+            openapi_extra={"requestBody": json_body(self.requests[path], *others)},
         )
 
     async def generate(self, request: Request) -> Response:

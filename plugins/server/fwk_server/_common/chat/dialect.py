@@ -20,7 +20,7 @@ from fwk_server._common.caller import Caller, caller_of
 from fwk_server._common.chat.answers import Answer
 from fwk_server._common.chat.call import ChatCall, check, prepare
 from fwk_server._common.chat.outputs import Usage, run
-from fwk_server._common.documented import Reply, documented
+from fwk_server._common.documented import Reply, documented, json_body
 from fwk_server._common.replies import Endpoint, closed_on_disconnect
 
 if TYPE_CHECKING:
@@ -116,8 +116,7 @@ class ChatDialect(Dialect):
         """
         extra: dict[str, Any] = {"parameters": list(parameters)} if parameters else {}
         if method == "POST" and path in self.requests:
-            content = {"application/json": {"schema": self.requests[path].model_json_schema()}}
-            extra["requestBody"] = {"required": True, "content": content}
+            extra["requestBody"] = json_body(self.requests[path])
         elif method == "POST":
             extra["requestBody"] = {"required": False, "content": {"application/json": {"schema": body.NOT_READ}}}
         app.add_api_route(
