@@ -23,6 +23,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+import fwk.plugins
 from fwk.engine import llm
 from tests.helpers.discovered import discover_once, share_adapters
 from tests.helpers.durations import longest_first
@@ -52,7 +53,7 @@ SWEPT = {
 def pytest_configure(config: pytest.Config) -> None:
     sys.dont_write_bytecode = False  # else each process of each run compiles all tests anew
     settings.load_profile("gate" if "not sweep" in config.option.markexpr else "sweep")
-    discover_once(llm)
+    discover_once(fwk.plugins, llm)
     share_adapters()
     fork_ranks()
     if os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None:

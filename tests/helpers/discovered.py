@@ -15,6 +15,7 @@ from pydantic import BaseModel, TypeAdapter
 from pydantic.fields import FieldInfo
 
 from fwk.plugins import PluginSet, discovery
+from fwk_server._common.documented import json_body
 
 _found: dict[Hashable, PluginSet] = {}
 _adapters: dict[Hashable, TypeAdapter[Any]] = {}
@@ -34,14 +35,19 @@ def share_adapters() -> None:
 def make_ahead() -> None:
     """Both, with the plugins and models of answers that there are."""
     _discover()
-    answers = [BaseModel]
-    for each in answers:
-        answers.extend(each.__subclasses__())
+    models: list[type[BaseModel]] = [BaseModel]
+    for each in models:
+        models.extend(each.__subclasses__())
         if each.__module__.startswith("fwk_server."):
             create_model_field("answer", each, mode="serialization")
+            json_body(each)
 
 
-def _discover(allow_override: Iterable[str] = (), *, warn: Callable[[str], None] | None = None) -> PluginSet:
+def _discover(
+    allow_override: Iterable[str] = (), *, warn: Callable[[str], None] | None = None, **given: Any
+) -> PluginSet:
+    if given:
+        return discovery.discover(allow_override, warn=warn, **given)
     key = tuple(allow_override), tuple(sys.path), discovery.entry_points
     if key not in _found:
         _found[key] = discovery.discover(allow_override, warn=warn)
@@ -50,7 +56,14 @@ def _discover(allow_override: Iterable[str] = (), *, warn: Callable[[str], None]
             warn(broken.sentence())
     found = _found[key]
     families = {family: dict(items) for family, items in found.by_family.items()}
-    return replace(found, by_family=families, broken=[*found.broken], overridden=[*found.overridden])
+    return replace(
+        found,
+        by_family=families,
+        broken=[*found.broken],
+        overridden=[*found.overridden],
+        load_seconds={**found.load_seconds},
+        undeclared={**found.undeclared},
+    )
 
 
 def _adapter(annotated: Any, *, config: Any = None) -> TypeAdapter[Any]:
