@@ -186,9 +186,9 @@ class Server:
     def _warm_up(self) -> None:
         """What is imported or reserved with the first requests is no leak."""
         golden = {"messages": [{"role": "user", "content": GOLDEN["prompt"]}], "max_tokens": 2}
-        bodies = [(GOLDEN, "/v1/completions"), (golden, "/v1/chat/completions")] * 16
+        bodies = [(GOLDEN, "/v1/completions"), (golden, "/v1/chat/completions")] * 8
         with ThreadPoolExecutor(16) as pool:
-            list(pool.map(lambda i, one: self.post(one[0] | {"stream": i % 3 == 0}, one[1]), range(32), bodies))
+            list(pool.map(lambda i, one: self.post(one[0] | {"stream": i % 3 == 0}, one[1]), range(16), bodies))
 
     @property
     def log(self) -> str:

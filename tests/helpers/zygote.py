@@ -37,38 +37,14 @@ PR_SET_CHILD_SUBREAPER = 36
 
 ENGINE = "fwk.engine.process"
 MODULES = (
-    *(
-        "fwk.server.serve",
-        "fwk.cli.common",
-        "fwk.engine.node",
-        "fwk.engine.core",
-        "fwk.engine.loop",
-        "fwk.setup.resolve",
-    ),
-    *(
-        "fwk_attention.cpu.plan",
-        "fwk_grammar.llguidance.sources",
-        "fwk_loaders.dummy.tokenizer",
-        "fwk_parsers._common.bare",
-    ),
-    *(
-        "fwk_models._common.llama",
-        "fwk_operators.cpu.graph",
-        "fwk_quant._linear_cpu.kernel",
-        "fwk_quant._linear_cpu.packed",
-    ),
-    *(
-        "fwk_sampling.torch_sampler.sampler",
-        "fwk_sampling.processors.cutoff",
-        "prometheus_client",
-        "pydantic.v1",
-        "uvloop",
-    ),
+    *("fwk.server.serve", "fwk.cli.common", "fwk.engine.node", "fwk.engine.loop", "fwk.worker.remote"),
+    *("fwk_grammar.llguidance.sources", "fwk_parsers._common.bare", "prometheus_client", "pydantic.v1", "uvloop"),
 )
-"""What a server imports after its plugins' declarations, besides the dialects."""
+"""What a server imports after its plugins' declarations, besides the dialects and what an engine on a model does."""
 
 OF_ITS_OWN = (
     *(
+        "PROBE_FILE",
         "PYTHONPATH",
         "PYTHONUNBUFFERED",
         "TMPDIR",
@@ -224,6 +200,7 @@ def main(control: socket.socket) -> int:
         asked, descriptors, _, _ = socket.recv_fds(control, 1 << 20, 8)
         if not asked:
             return 0
+        look_for_plugins(json.loads(asked)["environment"].get("PYTHONPATH", ""))
         if os.fork() == 0:
             if os.fork():
                 os._exit(0)  # which leaves the other to the tests' process
@@ -234,13 +211,41 @@ def main(control: socket.socket) -> int:
 
 
 def keep_what_forks_make() -> None:
-    """Plugins, and what the routes of all dialects answer with."""
+    """Plugins, what the routes of all dialects read and answer with, and all that an engine makes once."""
     sys.path.insert(0, str(Path(__file__).parents[2]))
     kept = importlib.import_module("tests.helpers.discovered")
     del sys.path[0]
     kept.discover_once(*map(importlib.import_module, (ENGINE, "fwk.cli.common", "fwk.worker.remote")))
     kept.share_adapters()
     kept.make_ahead()
+    run_engine()
+
+
+def path_of(python_path: str) -> list[str]:
+    """``sys.path`` with this before it."""
+    first = [folder for folder in python_path.split(os.pathsep) if folder]
+    return [*first, *(folder for folder in sys.path if folder not in first)]
+
+
+@cache
+def look_for_plugins(python_path: str) -> None:
+    """Where those of ``tests/faults/plugin`` are the only further ones, as for nearly all of the servers of the rig."""
+    if python_path.split(os.pathsep)[1:] == [str(Path(__file__).parents[1] / "faults/plugin")]:
+        before, sys.path[:] = [*sys.path], path_of(python_path)
+        importlib.import_module("fwk.cli.common").discover()
+        sys.path[:] = before
+
+
+def run_engine() -> None:
+    """One on a tiny model, to its end."""
+    import fwk
+    from fwk_kit.testing.serving import TINY
+
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(TINY))
+        with fwk.LLM(folder, load_format="dummy", device="cpu", max_total_tokens=512, check_blocks=True) as llm:
+            llm.generate([[1, 2, 3]], fwk.SamplingParams(max_tokens=2))
+    assert len(os.listdir("/proc/self/task")) == 1, "a fork has no threads but its own"
 
 
 def become(asked: Mapping[str, Any], descriptors: Sequence[int], control: socket.socket) -> None:
@@ -254,8 +259,7 @@ def become(asked: Mapping[str, Any], descriptors: Sequence[int], control: socket
     control.close()
     os.chdir(asked["folder"])
     settle(asked["environment"])
-    first = [folder for folder in asked["environment"].get("PYTHONPATH", "").split(os.pathsep) if folder]
-    sys.path[:] = [*first, *(folder for folder in sys.path if folder not in first)]
+    sys.path[:] = path_of(asked["environment"].get("PYTHONPATH", ""))
     ours = dict(zip(map(str, asked["passed"]), map(str, descriptors[2:]), strict=True))
     words: list[str] = asked["words"][1:]
     sys.argv[1:] = [ours.get(word, word) for word in words]
