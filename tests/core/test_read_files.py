@@ -126,10 +126,14 @@ OWN = {
 """Files of core and plugins that open others without ``fwk.config.files``: which, and why they may."""
 
 
+MAY_OPEN = re.compile(r"open\(|from_?file|memmap|np\.load|read_(bytes|text)")
+"""What no source opens a file without: others are not even parsed."""
+
+
 def opens(source: str) -> list[int]:
     """Lines of a source that open a file for reading."""
     found: list[int] = []
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(ast.parse(source)) if MAY_OPEN.search(source) else ():
         if not isinstance(node, ast.Call):
             continue
         full = dotted(node.func)
