@@ -206,6 +206,8 @@ def test_the_key_opens(locked: Server) -> None:
         headers = {"authorization": f"{scheme} {KEY}"}
         assert httpx.get(locked.url + "/v1/models", headers=headers, verify=NO_TLS).status_code == 200
     assert httpx.get(locked.url + "/v1/models", headers={"x-api-key": KEY}, verify=NO_TLS).status_code == 200
+    for name in ("llm.example:80", "x"):
+        assert httpx.get(locked.url + "/health", headers={"host": name}, verify=NO_TLS).status_code == 200
     words = "what the client alone knows"
     assert locked.post({"prompt": words, "max_tokens": 1}).status_code == 200
     assert locked.post({"prompt": words, "max_tokens": 10**6}).status_code == 400
