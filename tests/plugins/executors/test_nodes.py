@@ -9,8 +9,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +20,7 @@ import pytest
 from tests.helpers.executors import ITEM, SECONDS, batch, nobody, run_engine, wait_idle
 from tests.helpers.remote_worker import recipe
 from tests.helpers.rig import until
+from tests.helpers.zygote import zygote
 
 from fwk.engine.node import worker_node
 from fwk.errors import ConfigError, EngineDead, FwkError
@@ -43,8 +42,7 @@ class Node:
     def __init__(self, folder: Path, told: dict[str, Any]) -> None:
         self._log = folder / f"node-{time.monotonic_ns()}"
         with self._log.open("wb") as log:
-            command = [sys.executable, "-m", "tests.helpers.node_process", json.dumps(told)]
-            self.process = subprocess.Popen(command, stderr=log, stdin=subprocess.DEVNULL)
+            self.process = zygote().start(["tests.helpers.node_process", json.dumps(told)], os.environ, log.fileno())
         self._seen: list[psutil.Process] = []
 
     @property
