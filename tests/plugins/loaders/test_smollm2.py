@@ -1,5 +1,6 @@
 """The real model: SmolLM2-135M-Instruct, Q4_1."""
 
+import json
 import time
 from pathlib import Path
 
@@ -96,15 +97,24 @@ def test_loads_fast(checkpoint):
     assert seconds < 1.5
 
 
-def test_tokenizer_against_transformers(checkpoint, smollm2: Path):
+GOLDEN = Path(__file__).with_name("smollm2_tokens.json")
+"""What transformers makes of ``TEXTS``; the sweep makes it again."""
+
+
+@pytest.mark.sweep
+def test_the_tokens_are_those_of_transformers(smollm2: Path):
     from transformers import AutoTokenizer
 
     expected = AutoTokenizer.from_pretrained(str(smollm2.parent), gguf_file=smollm2.name)
+    assert json.loads(GOLDEN.read_text()) == [expected(text)["input_ids"] for text in TEXTS]
+
+
+def test_tokenizer_against_transformers(checkpoint):
     tokenizer = checkpoint.tokenizer()
     assert tokenizer.get_vocab_size() == 49152
-    for text in TEXTS:
+    for text, expected in zip(TEXTS, json.loads(GOLDEN.read_text()), strict=True):
         found = tokenizer.encode(text)
-        assert found.ids == expected(text)["input_ids"], text
+        assert found.ids == expected, text
         assert tokenizer.decode(found.ids, skip_special_tokens=False) == text
     assert tokenizer.encode("1234567").tokens == list("1234567")
     assert tokenizer.decode([1, 2, 0]) == ""
