@@ -26,6 +26,12 @@ class TestWeightUpdate(FeatureSuite):
         return {"update_weights": (folder, "dummy")}
 
 
+class TestRecurrentStates(FeatureSuite):
+    """Of a model without any; others are in tests/plugins/models."""
+
+    plugin = "recurrent_states"
+
+
 class TestPooling(FeatureSuite):
     """Requests to a model that generates; vectors are in tests/plugins/models."""
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from pydantic import ValidationInfo, field_validator
 
 from fwk.config.options import Options, option
@@ -74,29 +72,10 @@ class EngineOptions(Options):
         "Weight formats of single layers: PATTERN=METHOD, as in lm_head=none; the first that matches counts.",
         stability="beta",
     )
-    max_mamba_cache_size: int | None = option(
-        None,
-        "States of recurrent layers in memory: one for each running request, the rest for prefixes to continue from "
-        "(default: as many of both, where half and a tenth of the free memory hold them; on a CPU pages are taken when "
-        "they are used).",
-        stability="beta",
-        ge=1,
-        le=2**20,
-    )
-    mamba_track_interval: int = option(
-        256,
-        "Generated tokens after which the state of recurrent layers is kept for the prefix cache again.",
-        stability="beta",
-        ge=1,
-        le=2**24,
-    )
     enable_fp32_lm_head: bool = option(
         False,
         "Compute the last layer, which makes the logits, with float32 weights and results; on a CPU they take memory "
         "of their own.",
-    )
-    mamba_ssm_dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
-        "auto", "Precision of the states of recurrent layers; auto: float32.", stability="beta"
     )
     disable_hybrid_swa_memory: bool = option(
         False,

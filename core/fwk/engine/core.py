@@ -17,6 +17,7 @@ from fwk.engine.scheduler import Scheduler
 from fwk.engine.switching import EngineSwitch
 from fwk.engine.transfer import WorkerTransfer
 from fwk.errors import InvalidRequest, ModelLoadError, RequestFailed
+from fwk.features.declared import states_kept
 from fwk.features.engine import build_engine_features
 from fwk.interfaces.executor import Executor, ExecutorContext, Worker, WorkerInfo
 from fwk.interfaces.parallel import ParallelGroup
@@ -194,7 +195,7 @@ def _assemble(
         admission_interval=options.num_continuous_decode_steps,
         num_window_groups=loaded.num_window_groups,
         num_state_places=loaded.num_state_places,
-        state_interval=options.mamba_track_interval,
+        state_interval=states_kept(setup.factory).interval,
         window=loaded.window,
         encoder=setup.opened.served.encoder,
         runs_ahead=executor.launches_ahead and not options.disable_overlap_schedule,

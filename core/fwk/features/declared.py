@@ -7,7 +7,7 @@ from typing import Any
 
 from fwk.config import Config
 from fwk.errors import ConfigError
-from fwk.interfaces.feature import FeatureRun, FeatureSpec, PromptModel, PromptsServed
+from fwk.interfaces.feature import FeatureRun, FeatureSpec, PromptModel, PromptsServed, StatesKept
 from fwk.interfaces.loader import Checkpoint
 from fwk.interfaces.model import ModelSpec
 from fwk.plugins import PluginFactory, PluginSet, Registered, choose, taking_part
@@ -27,6 +27,12 @@ def declared(factory: PluginFactory) -> Iterator[tuple[Registered, FeatureSpec, 
 def moved_by(factory: PluginFactory) -> str:
     """Why K/V leave an engine or come from elsewhere (``FeatureSpec.moves_blocks``); empty: they do not."""
     return next((spec.moves_blocks for _, spec, _ in declared(factory) if spec.moves_blocks), "")
+
+
+def states_kept(factory: PluginFactory) -> StatesKept:
+    """How many states of recurrent layers are kept."""
+    found = (spec.states_kept(options) for _, spec, options in declared(factory))
+    return next((kept for kept in found if kept is not None), StatesKept())
 
 
 def inputs_of(factory: PluginFactory, model: ModelSpec) -> frozenset[str]:

@@ -120,6 +120,19 @@ class PromptsServed:
 
 
 @dataclass(frozen=True, slots=True)
+class StatesKept:
+    """How many states of recurrent layers are kept.
+
+    max_rows: one of each of --max-running-requests, and those for the prefix cache; None: as many as the free memory
+        holds.
+    interval: generated tokens after which a sequence's is kept for the prefix cache again.
+    """
+
+    max_rows: int | None = None
+    interval: int = 256
+
+
+@dataclass(frozen=True, slots=True)
 class FeatureRun:
     """A run whose plugins are settled, before its weights are read: what ``FeatureSpec.check_run`` goes by.
 
@@ -223,6 +236,10 @@ class FeatureSpec(Declaration):
 
     def serves(self, model: PromptModel, options: Any) -> PromptsServed | None:
         """What it makes of the prompts of a model that does not generate; None: nothing. Raises ``ConfigError``."""
+        return None
+
+    def states_kept(self, options: Any) -> StatesKept | None:
+        """How many states of recurrent layers are kept, if it has a say in that."""
         return None
 
     def check_run(self, run: FeatureRun, options: Any) -> None:

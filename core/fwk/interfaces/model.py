@@ -74,7 +74,7 @@ class ModelContext:
     - ``operators``: norms, rotary positions, gates.
     - ``options``: the model plugin's own, validated; None where it declares none.
     - ``is_greedy``: [1] int64
-    - ``state_dtype``: ``--mamba-ssm-dtype``: of the part that is summed up; None: float32
+    - ``state_dtype``: of the part of recurrent layers' states that is summed up; None: float32
     - ``plain_float32``: ``plain``, computing in float32; None where ``plain`` does
     - ``float32_head``: computes LM heads in float32 (``--enable-fp32-lm-head``)
     - ``weights_cache``: what earlier starts packed

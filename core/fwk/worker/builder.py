@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fwk.config import Config
 from fwk.errors import ConfigError, in_range, shaped
-from fwk.features.declared import moved_by
+from fwk.features.declared import moved_by, states_kept
 from fwk.features.worker import PartPlugins, WorkerFeatures, build_worker_features
 from fwk.interfaces.attention import AttentionBackendSpec, AttentionLayer
 from fwk.interfaces.device import CacheMemory, Device, MemoryInfo
@@ -67,8 +67,6 @@ from fwk.worker.sampling.step_sampler import StepSampler
 
 MAX_IN_FLIGHT = 2
 """Steps that a device may be given before the first of them is collected."""
-_OF_STATES = ("max_mamba_cache_size", "mamba_track_interval", "mamba_ssm_dtype")
-"""Options that only models with recurrent layers have."""
 
 MAX_DRAFTED_STATES = 16
 """Sequences of a model with recurrent layers that are drafted for at once, where there is no decoder."""
@@ -452,22 +450,15 @@ class WorkerBuilder:
         few = served.is_recurrent and not has_decoder
         return min(options.max_running_requests, MAX_DRAFTED_STATES) if few else options.max_running_requests
 
-    def _refuse_states(self) -> None:
-        for name in _OF_STATES:
-            if getattr(self._config.engine, name) != getattr(type(self._config.engine)(), name):
-                option = "--" + name.replace("_", "-")
-                raise ConfigError(f"{option}: {self._setup.opened.name} has no recurrent layers: leave it out")
-
     def _states(self, num_drafted: int) -> StateStore | None:
         """What recurrent layers keep of running sequences, and for the prefix cache; None without such layers."""
         if not self._setup.opened.served.is_recurrent:
-            self._refuse_states()
             return None
         most = self._config.engine.max_running_requests
         states = StateStore.allocate(
             self._models.recurrent_states,
             num_slots=most,
-            max_rows=self._config.engine.max_mamba_cache_size,
+            max_rows=states_kept(self._factory).max_rows,
             is_cached=self._chosen.get("cache", "none") != "none",
             device=self._device,
             free=self._memory().free,

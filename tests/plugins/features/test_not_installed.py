@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.helpers.checkpoints import make_checkpoint
 
 import fwk
 from fwk import SamplingParams
@@ -44,6 +45,20 @@ def test_prompts_without_pooling(tmp_path: Path) -> None:
         assert len(llm.generate([[1, 2, 3]], SamplingParams(max_tokens=2))[0].token_ids) == 2
         with pytest.raises(AttributeError, match="embed"):
             llm.embed([[1, 2, 3]])
+
+
+def test_recurrent_models_without_options_of_states(tmp_path: Path) -> None:
+    """Their options are unknown, and as many states are kept as ever."""
+    make_checkpoint(tmp_path, "lfm2")
+    options: dict[str, Any] = {"plugins": without("recurrent_states"), "max_total_tokens": 512}
+    with pytest.raises(ConfigError, match="unknown option --max-mamba-cache-size"):
+        fwk.LLM(str(tmp_path), max_mamba_cache_size=4, **options)
+    with fwk.LLM(str(tmp_path), **options) as llm:
+        found = llm.generate([[1, 2, 3]], SamplingParams(max_tokens=4, temperature=0.0))[0].token_ids
+        kept = llm.engine.info.chosen["states"]
+    with fwk.LLM(str(tmp_path), max_total_tokens=512) as llm:
+        assert llm.generate([[1, 2, 3]], SamplingParams(max_tokens=4, temperature=0.0))[0].token_ids == found
+        assert llm.engine.info.chosen["states"] == kept
 
 
 def test_weights_without_their_update(tmp_path: Path) -> None:

@@ -63,11 +63,7 @@ class StateStore:
 
         Raises ``ConfigError`` when there is no room for ``max_rows``, or for one sequence.
         """
-        if max_rows is not None and max_rows < num_slots:
-            raise ConfigError(
-                f"--max-mamba-cache-size {max_rows}: each of --max-running-requests {num_slots} needs a state; raise "
-                "the one or lower the other"
-            )
+        assert max_rows is None or max_rows >= num_slots, "each sequence needs a state"
         row_bytes = max(1, sum(state.row_bytes for state in states))
         if max_rows is None:
             room = int(RUNNING_FRACTION * free) // row_bytes
@@ -78,7 +74,7 @@ class StateStore:
         if num_rows * row_bytes > free:
             raise ConfigError(
                 f"{num_rows} states of recurrent layers need {num_rows * row_bytes / 2**20:.0f} MiB, but "
-                f"{free / 2**20:.0f} MiB of memory are free: lower --max-running-requests or --max-mamba-cache-size"
+                f"{free / 2**20:.0f} MiB of memory are free: lower --max-running-requests, or keep fewer"
             )
         room = int(CACHE_FRACTION * free) // row_bytes
         num_places = (min(num_slots, room) if max_rows is None else max_rows - num_slots) if is_cached else 0

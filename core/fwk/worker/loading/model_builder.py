@@ -310,7 +310,6 @@ class ModelBuilder:
             )
 
         plugins, facts = self._factory.plugins, self._setup.facts
-        state_dtype = options.mamba_ssm_dtype
         unquantised = find(plugins, "quant", UNQUANTISED)
         plain = method(unquantised)
         float32 = method(unquantised, torch.float32) if self._dtype != torch.float32 else None
@@ -325,7 +324,6 @@ class ModelBuilder:
             tp=self._tp,
             max_model_len=self._setup.max_model_len,
             attention_layers=self.layers,
-            state_dtype=None if state_dtype == AUTO else getattr(torch, state_dtype),
             moe_runner=self._moe_runner,
             operators=self.operators,
             plain_float32=float32,
