@@ -317,6 +317,19 @@ def test_a_server_takes_other_weights(server: Server, pair: Pair, tmp_path: Path
     assert served(server) == before
 
 
+READS = "weights will take about"
+"""In the log, when an engine begins to read some."""
+
+
+async def have_read(server: Server, count: int, stream: Streamed) -> None:
+    """Until engines have begun to read so many times, and go on with what was under way."""
+    while server.log.count(READS) < count:
+        await asyncio.sleep(0.01)
+    seen = len(stream.token_ids[0])
+    while len(stream.token_ids[0]) < min(seen + 8, 300):
+        await asyncio.sleep(0.001)
+
+
 @pytest.mark.gate(1)
 @pytest.mark.parametrize("aborts", [True, False])
 async def test_requests_end_or_are_aborted_and_those_that_come_wait(server: Server, pair: Pair, aborts: bool) -> None:
@@ -330,8 +343,9 @@ async def test_requests_end_or_are_aborted_and_those_that_come_wait(server: Serv
         running = asyncio.create_task(client.stream(stream, prompt=PROMPTS[0], max_tokens=300, ignore_eos=True))
         await stream.has_begun.wait()
         body = {"model_path": str(second), "abort_all_requests": aborts}
+        read = server.log.count(READS) + len(server.engines())
         updating = asyncio.create_task(asyncio.to_thread(post, server, **body))
-        await (running if aborts else asyncio.sleep(0.2))  # it has begun, however busy the machine is
+        await (running if aborts else have_read(server, read, stream))
         late = await asyncio.gather(
             *(client.stream(prompt=p, max_tokens=8, temperature=0, ignore_eos=True) for p in PROMPTS)
         )
