@@ -63,19 +63,6 @@ class ModelOptions(Options):
         turns={"is-embedding": "embed", "use-reward-model": "classify"},
         stability="beta",
     )
-    weights_cache: str = option(
-        "auto",
-        "Folder that keeps weights as the CPU's kernels read them, so that the next start maps them; auto: "
-        "fwk/weights in the user's cache folder, for models of 600 MiB or more; none: nothing is kept.",
-        stability="beta",
-    )
-    weights_cache_size: float = option(
-        64.0,
-        "GiB that files in --weights-cache may take; those used longest ago are removed.",
-        stability="beta",
-        gt=0,
-        le=2**20,
-    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
         "auto",
         "Precision of weights and activations. auto: the checkpoint's own, or the nearest this device computes fast.",

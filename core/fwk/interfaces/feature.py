@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import msgspec
@@ -21,6 +22,7 @@ from fwk.interfaces.grammar import Grammar
 from fwk.interfaces.lifecycle import PluginLifecycle
 from fwk.interfaces.loader import Checkpoint
 from fwk.interfaces.model import Encoder, HiddenTap, Model, ModelContext, ModelSpec
+from fwk.interfaces.native import NO_THREADS, NativeThreads
 from fwk.interfaces.prefix_cache import PrefixMatch
 from fwk.interfaces.schedule import SequenceView
 from fwk.interfaces.served_weights import ServedWeights
@@ -737,12 +739,18 @@ class ModelBuild:
     """A model that a worker is about to build.
 
     role: in this run. loader: the plugin that reads it. can_reread: whether its weights can be read again while it
-    serves, as those in files can.
+    serves, as those in files can. path: of its files. threads: run native operators. identity: a hash of all that the
+    weights depend on as this worker's layers will hold them, but for the kernels' versions; to be asked once the model
+    is being built. read_since: names of the checkpoint's tensors that were read or skipped after so many others.
     """
 
     role: Literal["served", "draft", "head"]
     loader: str = ""
     can_reread: bool = True
+    path: Path = Path()
+    threads: NativeThreads = NO_THREADS
+    identity: Callable[[], str] = lambda: ""
+    read_since: Callable[[int], Sequence[str]] = lambda count: ()
 
 
 @dataclass(frozen=True, slots=True)

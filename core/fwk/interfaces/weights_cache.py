@@ -33,12 +33,6 @@ class WeightsCache(ABC):
     def store(self, key: str, make: Callable[[], PackedTensors | None]) -> None:
         """Keep what ``make`` returns once the model is built; None is not kept. The tensors are not changed later."""
 
-    def finish(self) -> None:
-        """The model is built: begin to write what was stored, if anything was."""
-
-    def close(self) -> None:
-        """Wait for what is being written, but not for long."""
-
 
 class NoWeightsCache(WeightsCache):
     """Finds nothing and keeps nothing."""

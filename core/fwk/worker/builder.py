@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
@@ -26,7 +26,6 @@ from fwk.interfaces.parallel import ParallelGroup
 from fwk.interfaces.prefix_cache import PrefixCacheSpec
 from fwk.interfaces.sampling import LogitsProcessor, Sampler, SamplerSpec, SamplingContext
 from fwk.interfaces.speculative import SpeculativeContext, SpeculativeDecoder
-from fwk.interfaces.weights_cache import WeightsCache
 from fwk.native.thread_pool import ThreadPool
 from fwk.plugins.answers import checked
 from fwk.plugins.pools import num_engines
@@ -84,15 +83,12 @@ class WorkerParts:
     runner: ModelRunner | PromptRunner | None = None
     store: BlockStore | None = None
     pipeline: SamplingPipeline | None = None
-    caches: Sequence[WeightsCache] = ()
     observers: WorkerObservers | None = None
     features: WorkerFeatures | None = None
     troubles: list[str] = field(default_factory=list[str])  # ``StepResult.troubles``
 
     def close(self) -> None:
         self.grammars.close()
-        for packed in self.caches:
-            packed.close()
         if self.pipeline is not None:
             self.pipeline.close()
         if self.store is not None:
@@ -166,9 +162,6 @@ class WorkerBuilder:
         states = self._states(num_drafted)
         groups = self._kv_groups(num_own_layers)
         window = max((layer.sliding_window or 0 for group in groups[1:] for layer in group), default=0)
-        self.parts.caches = self._models.caches
-        for packed in self.parts.caches:
-            packed.finish()
         num_captured = self._capturing.num_rows if opened.runner == "generate" else 0
         num_null = 1 if num_captured else 0  # blocks that no sequence holds
         table = SequenceTable(

@@ -24,7 +24,6 @@ from fwk.interfaces.operators import OperatorContext, Operators
 from fwk.interfaces.parallel import ParallelGroup
 from fwk.interfaces.quant import QuantContext, QuantMethod
 from fwk.interfaces.state import RecurrentState
-from fwk.interfaces.weights_cache import NO_WEIGHTS_CACHE, WeightsCache
 from fwk.native.thread_pool import ThreadPool
 from fwk.plugins import FAMILIES, Registered, choose, find
 from fwk.plugins.answers import checked
@@ -35,9 +34,9 @@ from fwk.types import ModelConfig
 from fwk.worker.attention_pair import build_attention
 from fwk.worker.graphs.pieces import Seam
 from fwk.worker.loading import memory_need
+from fwk.worker.loading.model_identity import model_identity
 from fwk.worker.loading.quantization import AUTO, UNQUANTISED, ChosenQuantization
 from fwk.worker.loading.weights import BaseModelWeights, TrackedWeights
-from fwk.worker.loading.weights_cache import open_cache
 
 log = logging.getLogger(__name__)
 
@@ -87,12 +86,10 @@ class ModelBuilder:
         self._upload = upload
         self.moe: Registered | None = None  # of the layers that were built
         self.layers: list[AttentionLayer] = []  # of all models that were built
-        self.caches: list[WeightsCache] = []
         self.recurrent_states: list[RecurrentState] = []  # of the served model
         self.has_heads = False
         """Whether what drafts is built on the served model, or of its checkpoint."""
         self._num_own_layers = 0  # of ``layers``: the served model's, which come first
-        self._served_cache: WeightsCache = NO_WEIGHTS_CACHE
         self.wanted_taps: list[HiddenTap] = []  # of the served model, in the order heads asked for them
         self.taps: dict[int, HiddenTap] = {}
         self.made: dict[str, Any] = {}
@@ -142,7 +139,7 @@ class ModelBuilder:
         Raises ``FwkError`` when a layer or the weights are not what the configuration promised.
         """
         model, context = self._served(self._setup, self.layers, is_greedy)
-        self._num_own_layers, self._served_cache = len(self.layers), context.weights_cache
+        self._num_own_layers = len(self.layers)
         self.recurrent_states = context.recurrent_states
         self.taps, self.made = context.taps, context.made
         self._report_quantization(context)
@@ -154,22 +151,18 @@ class ModelBuilder:
     def rebuild_served(self, opened: OpenedModel, is_greedy: Tensor | None) -> tuple[Model | Encoder, ModelContext]:
         """The served model with the weights of another checkpoint, alongside the one that serves, for ``adopt``.
 
-        What it packs is not kept for later starts: checkpoints of a training run come and go. Raises ``FwkError`` when
-        the checkpoint is not what this run could serve; nothing has changed then.
+        Raises ``FwkError`` when the checkpoint is not what this run could serve; nothing has changed then.
         """
         if self.has_heads:
             raise ConfigError(
                 f"--speculative-algorithm {self._config.engine.speculative_algorithm} drafts with a head on the "
                 "model's weights, which would stay the old one: serve without it, or with one that needs no head"
             )
-        known, layers = list(self.caches), list[AttentionLayer]()
-        try:
-            model, context = self._served(replace(self._setup, opened=opened), layers, is_greedy)
-            _check_all_read(opened, self._factory.item("models").name, context)
-            assert isinstance(context.quant, ChosenQuantization)
-            quant = context.quant.chosen()
-        finally:
-            self.caches[:] = known
+        layers = list[AttentionLayer]()
+        model, context = self._served(replace(self._setup, opened=opened), layers, is_greedy)
+        _check_all_read(opened, self._factory.item("models").name, context)
+        assert isinstance(context.quant, ChosenQuantization)
+        quant = context.quant.chosen()
         if quant != self._chosen["quant"]:
             raise ModelLoadError(
                 f"its layers would be computed by {quant}; this server computes {self._chosen['quant']}"
@@ -196,7 +189,6 @@ class ModelBuilder:
             new.tensors = old.tensors
         self.recurrent_states[:] = context.recurrent_states  # the list is the states' store's, too
         self.taps, self.made = context.taps, context.made
-        self.caches[:] = [cache for cache in self.caches if cache is not self._served_cache]  # it holds the old weights
 
     def _served(
         self, setup: ModelSetup, layers: list[AttentionLayer], is_greedy: Tensor | None
@@ -331,11 +323,17 @@ class ModelBuilder:
             is_deterministic=facts.is_deterministic,
             ep_size=facts.ep_size,
         )
-        build = ModelBuild(role, opened.loader, can_reread=not opened.checkpoint.weights_identity())
-        told = self.features.model_context(context, build)
-        cache = open_cache(self._config, self._setup, opened, weights, self._tp, self._threads, role, told)
-        self.caches.append(cache)
-        context.weights_cache = cache
+        told: list[str] = []
+        build = ModelBuild(
+            role,
+            opened.loader,
+            can_reread=not opened.checkpoint.weights_identity(),
+            path=opened.path,
+            threads=self._threads,
+            identity=partial(model_identity, self._config, self._setup, opened, self._tp, role, told),
+            read_since=weights.read_since,
+        )
+        told += self.features.model_context(context, build)
         return context
 
     def _moe_runner(self, context: MoEContext) -> MoERunner:

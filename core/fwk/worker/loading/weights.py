@@ -62,13 +62,8 @@ class TrackedWeights(WeightSource):
     def layouts(self, prefix: str) -> tuple[str, ...]:
         return self._source.layouts(prefix)
 
-    @property
-    def num_read(self) -> int:
-        """How many different tensors were read or skipped."""
-        return len(self._read)
-
     def read_since(self, count: int) -> list[str]:
-        """Those after the first ``count``."""
+        """Those that were read or skipped after the first ``count`` different ones."""
         return list(self._read)[count:]
 
     def unread(self, is_tied: bool) -> list[str]:

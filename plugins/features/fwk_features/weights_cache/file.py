@@ -25,7 +25,8 @@ import msgspec
 import torch
 from torch import Tensor
 
-from fwk.native.build import load
+from fwk.interfaces.native import NativeThreads
+from fwk.native import load
 from fwk.native.thread_pool import ThreadPool, operator
 
 MAGIC = b"fwkw0001"
@@ -68,7 +69,7 @@ class _Checksum(ctypes.Structure):
     ]
 
 
-def read(path: Path, key: str, threads: ThreadPool) -> dict[str, Entry]:
+def read(path: Path, key: str, threads: NativeThreads) -> dict[str, Entry]:
     """Map a file and check every byte of it on ``threads``, which reads it ahead.
 
     Raises ``FileNotFoundError``, and ``DamagedFile`` when it must not be used. The tensors keep the mapping alive, are
@@ -131,7 +132,7 @@ def _protect(whole: Tensor, size: int) -> None:
     ctypes.CDLL(None).mprotect(ctypes.c_void_p(whole.data_ptr()), ctypes.c_size_t(size), ctypes.c_int(mmap.PROT_READ))
 
 
-def _sums(data: Tensor, threads: ThreadPool) -> bytes:
+def _sums(data: Tensor, threads: NativeThreads) -> bytes:
     """A checksum of each ``CHUNK`` bytes."""
     sums = torch.zeros(-(-len(data) // CHUNK), dtype=torch.int64)
     call = _Checksum(data.data_ptr(), sums.data_ptr(), len(data) // 8, CHUNK // 8)

@@ -194,7 +194,7 @@ def test_options_of_formats_are_told_apart(tmp_path: Path) -> None:
 def test_two_that_start_at_once_make_one_file(tmp_path: Path, read: list[str]) -> None:
     model, folder = save_llama(tmp_path / "model"), tmp_path / "kept"
     code = f"import {__name__} as it; print(it.tokens({str(model)!r}, {str(folder)!r}, **it.FORMATS['int8']))"
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     command = [sys.executable, "-c", f"from pathlib import Path; {code}"]
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root) for _ in range(2)]
     said = [process.communicate(timeout=120)[0].splitlines()[-1] for process in both]

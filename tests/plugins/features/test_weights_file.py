@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from fwk.native import weights_file
 from fwk.native.thread_pool import ThreadPool
-from fwk.native.weights_file import DamagedFile, Entry, read, reserved, write
+from fwk_features.weights_cache import file as weights_file
+from fwk_features.weights_cache.file import DamagedFile, Entry, read, reserved, write
 
 KEY = "the key"
 ENTRIES: dict[str, Entry] = {
@@ -24,8 +24,8 @@ ENTRIES: dict[str, Entry] = {
 KILLED = """
 import os, sys
 from pathlib import Path
-from fwk.native import weights_file
-from tests.core.test_weights_file import ENTRIES, KEY
+from fwk_features.weights_cache import file as weights_file
+from tests.plugins.features.test_weights_file import ENTRIES, KEY
 path = Path(sys.argv[1])
 CALLS = ("pwrite", "ftruncate", "fchmod", "fsync", "replace", "close")
 for last in range(1, 200):
@@ -169,7 +169,7 @@ def test_what_was_not_finished_is_removed(path: Path) -> None:
 
 
 def test_killed_at_any_point(path: Path, threads: ThreadPool) -> None:
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     command = [sys.executable, "-c", KILLED, str(path)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=root, check=True, timeout=100)
     points = [line.split() for line in done.stdout.splitlines()]

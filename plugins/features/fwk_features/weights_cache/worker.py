@@ -1,0 +1,191 @@
+"""Keep packed weights in a file that the next start maps (``--weights-cache``), and know which file is whose."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import threading
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+
+from fwk.errors import ConfigError
+from fwk.interfaces.feature import LoadedModel, ModelBuild, WorkerPart, WorkerPartContext
+from fwk.interfaces.model import ModelContext
+from fwk.interfaces.weights_cache import PackedTensors, WeightsCache
+from fwk.native import refusal
+from fwk_features.weights_cache import WeightsCacheOptions, file
+
+log = logging.getLogger(__name__)
+
+ENDING = ".weights"
+MIN_BYTES = 600 << 20
+"""Where no folder was named: less than that is packed in a second or two, and not worth the room on the disk."""
+
+SPARED = 0.1
+"""Part of the disk that stays free."""
+
+CLOSED_WITHIN = 10.0
+"""Seconds that a run which ends waits for what it has begun to write."""
+
+
+class WeightsCachePart(WorkerPart):
+    """Gives each model that is built the file of an earlier start, and writes those of the first ones anew."""
+
+    def __init__(self, context: WorkerPartContext) -> None:
+        super().__init__(context)
+        self._options: WeightsCacheOptions = context.options
+        self._caches: list[FileCache] = []
+        self._served: FileCache | None = None
+        self._is_loaded = False
+
+    def model_context(self, context: ModelContext, build: ModelBuild) -> str:
+        """Raises ``ConfigError`` for a named folder that cannot be used."""
+        wanted = self._options.weights_cache
+        if wanted == "none" or not self.context.is_host or refusal() is not None:
+            return ""
+        is_named = wanted != "auto"
+        folder = Path(wanted).expanduser() if is_named else default_folder()
+        try:
+            trusted(folder)
+        except ConfigError as error:
+            if is_named:
+                raise
+            log.warning("packed weights are not kept for the next start: %s", error)
+            return ""
+        max_bytes = int(self._options.weights_cache_size * 2**30)
+        cache = FileCache(folder, build, context.weights.skip, 0 if is_named else MIN_BYTES, max_bytes)
+        context.weights_cache = cache
+        if (
+            not self._is_loaded
+        ):  # checkpoints that come later, of a training run, come and go: what they pack is not kept
+            self._caches.append(cache)
+            self._served = cache if build.role == "served" else self._served
+        return ""
+
+    def model_loaded(self, loaded: LoadedModel) -> None:
+        if self._is_loaded:  # it holds the old weights
+            self._caches = [cache for cache in self._caches if cache is not self._served]
+            return
+        self._is_loaded = True
+        for cache in self._caches:
+            cache.finish()
+
+    def close(self) -> None:
+        for cache in self._caches:
+            cache.close()
+
+
+def default_folder() -> Path:
+    """``fwk/weights`` in the user's cache folder."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fwk" / "weights"
+
+
+def trusted(folder: Path) -> None:
+    """Make the folder. Raises ``ConfigError`` where that fails, or others could put files into it."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = folder.stat()
+    except OSError as error:
+        raise ConfigError(f"--weights-cache {folder}: no such folder can be made: {error.strerror}") from None
+    if status.st_uid != os.geteuid():
+        raise ConfigError(f"--weights-cache {folder} belongs to another user (uid {status.st_uid}): name another one")
+    if status.st_mode & file.OTHERS_MAY_WRITE:
+        raise ConfigError(f"--weights-cache {folder} may be written to by other users: chmod go-w {folder}")
+
+
+class FileCache(WeightsCache):
+    """One model's entries in one file. ``finish`` writes it anew, in a thread, if anything was not found."""
+
+    def __init__(
+        self, folder: Path, build: ModelBuild, skip: Callable[[str], None], min_bytes: int, max_bytes: int
+    ) -> None:
+        """skip: takes a tensor of the checkpoint for read."""
+        self._folder, self._build, self._skip = folder, build, skip
+        self._min_bytes, self._max_bytes = min_bytes, max_bytes
+        self._used: dict[str, file.Entry] = {}
+        self._makers: list[tuple[str, list[str], Callable[[], PackedTensors | None]]] = []
+        self._num_read = 0
+        self._writer: threading.Thread | None = None
+
+    @cached_property
+    def _key(self) -> str:
+        """What the whole file depends on: known once all that change the model have said so."""
+        return self._build.identity()
+
+    @cached_property
+    def _path(self) -> Path:
+        name = re.sub(r"[^A-Za-z0-9._-]", "_", self._build.path.name)[:60]
+        return self._folder / f"{name}-{self._key[:24]}{ENDING}"
+
+    def find(self, key: str) -> PackedTensors | None:
+        entry = self._found.get(key)
+        self._num_read += len(self._build.read_since(self._num_read))
+        if entry is None:
+            return None
+        names: list[str] = entry.facts["read"]
+        for name in names:
+            self._skip(name)
+        self._used[key] = (entry.facts, entry.tensors)
+        return entry
+
+    def store(self, key: str, make: Callable[[], PackedTensors | None]) -> None:
+        self._makers.append((key, list(self._build.read_since(self._num_read)), make))
+
+    def finish(self) -> None:
+        """The model is built: begin to write, if there is anything new."""
+        made = [(key, read, make()) for key, read, make in self._makers]
+        self._makers.clear()
+        new = {
+            key: ({**packed.facts, "read": read}, packed.tensors) for key, read, packed in made if packed is not None
+        }
+        entries = {**self._used, **new}
+        size = file.size_of(entries)
+        if not new or size < self._min_bytes:
+            return
+        if size > self._max_bytes:
+            log.info(
+                "packed weights of %.1f GiB are not kept for the next start: --weights-cache-size allows %.1f GiB",
+                size / 2**30,
+                self._max_bytes / 2**30,
+            )
+            return
+        self._writer = threading.Thread(target=self._write, args=(entries, size), daemon=True)
+        self._writer.start()
+
+    def close(self) -> None:
+        """Wait for what is being written, not for long."""
+        if self._writer is not None:
+            self._writer.join(CLOSED_WITHIN)
+
+    @cached_property
+    def _found(self) -> dict[str, PackedTensors]:
+        try:
+            entries = file.read(self._path, self._key, self._build.threads)
+            os.utime(self._path)  # of what was used last
+        except FileNotFoundError:
+            return {}
+        except file.DamagedFile as error:
+            log.warning("%s %s: it is not used, and made again", self._path, error)
+            return {}
+        return {key: PackedTensors(tensors, facts) for key, (facts, tensors) in entries.items()}
+
+    def _write(self, entries: dict[str, file.Entry], size: int) -> None:
+        try:
+            file.make_room(self._path.parent, ENDING, self._max_bytes - size)
+            _check_disk(self._path.parent, size)
+            with file.reserved(self._path) as descriptor:
+                if descriptor is not None:  # otherwise another server writes the same
+                    file.write(descriptor, self._path, self._key, entries)
+                    log.info("packed weights (%.1f GiB) are kept in %s for the next start", size / 2**30, self._path)
+        except OSError as error:
+            log.warning("packed weights could not be kept in %s: %s", self._path.parent, error)
+
+
+def _check_disk(folder: Path, size: int) -> None:
+    """Raise ``OSError`` when the disk would be nearly full."""
+    status = os.statvfs(folder)
+    free, spared = status.f_bavail * status.f_frsize, SPARED * status.f_blocks * status.f_frsize
+    if free - size < spared:
+        raise OSError(f"{size / 2**30:.1f} GiB more would leave less than a tenth of the disk free")
