@@ -72,7 +72,6 @@ class Counters:
     prompt_tokens: int = 0
     cached_prompt_tokens: int = 0
     generation_tokens: int = 0
-    preemptions: int = 0
     steps: int = 0
     finished: int = 0
     aborted: int = 0

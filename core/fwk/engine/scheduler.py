@@ -6,18 +6,18 @@ import math
 import sys
 import time
 from bisect import insort
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
-from fwk.engine.blocks import OutOfBlocks
+from fwk.engine.admission import Admission
+from fwk.engine.chunking import Chunking
 from fwk.engine.encoder_prompt import placed
-from fwk.engine.gate import Gate, PauseGate
+from fwk.engine.gate import Gate
 from fwk.engine.kv_block_manager import KVBlockManager
 from fwk.engine.plan import Counters, Limits, PlannedStep, StepPlan
-from fwk.engine.policy_runner import PolicyRunner
+from fwk.engine.preemption import Preemption
 from fwk.engine.sequence import Sequence, Status
 from fwk.engine.sequence_update import SequenceUpdate, append, plain_event
-from fwk.engine.waiting_queue import WaitingQueue
-from fwk.errors import EngineDead, InvalidRequest
+from fwk.errors import InvalidRequest
 from fwk.features import engine as features
 from fwk.features.engine import EngineFeatures
 from fwk.interfaces.schedule import SchedulePolicy, SequenceView
@@ -56,19 +56,21 @@ class Scheduler:
         self.limits = limits
         self.parts = parts or EngineFeatures()
         self._kv_blocks = kv_blocks
-        self._policy = PolicyRunner(policy, self, policy_name, None if keeps_policy else self._forget_ranks)
         self._now = now
-        self._pauses = PauseGate()
-        self._gates = (self._pauses, *gates)
-        self._waiting = WaitingQueue()
         self._running: list[Sequence] = []  # by place
+        self._queue = Admission(
+            limits, policy, self, self._running, self.parts, gates, policy_name, keeps_policy=keeps_policy
+        )
+        self._chunking = Chunking(limits, kv_blocks, self._queue)
         self._by_request: dict[str, list[Sequence]] = {}
         self._free_slots = list(range(limits.max_running - 1, -1, -1))
         self._freed_slots: list[int] = []  # to tell the workers with the next batch
         self._counters = Counters()
+        self._preemption = Preemption(
+            limits, kv_blocks, self._queue, self._chunking, self, self._running, self._free_slots, self._release
+        )
         self._num_arrived = 0
         self._troubles: tuple[str, ...] = ()  # of the workers
-        self._steps_since_admission = 0  # steps since the last look at the waiting queue
         self._was_prompts = False  # what the last step computed, where prompts and decoding take turns
 
     # What policies see (SchedulerView).
@@ -83,7 +85,7 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._queue.waiting)
 
     @property
     def num_blocks(self) -> int:
@@ -114,54 +116,23 @@ class Scheduler:
 
     @property
     def policy(self) -> SchedulePolicy:
-        return self._policy.policy
+        return self._queue.policy.policy
 
     def switch_policy(self, policy: SchedulePolicy, name: str) -> None:
-        """Ask another policy from now on: it ranks all who wait, and is told of all who run.
-
-        Raises ``EngineDead`` when it fails at that; then the old one continues.
-        """
-        policy_runner = PolicyRunner(policy, self, name)
-        sequences = [*self._running, *self._waiting]
-        waiting = WaitingQueue()
-        ranks = [policy_runner.rank(sequence) for sequence in sequences]
-        try:
-            for sequence, rank in zip(sequences, ranks, strict=True):
-                if sequence.status is Status.WAITING:
-                    waiting.push(sequence, rank)
-                policy_runner.tell("on_waiting", sequence)
-            for sequence in self._running:
-                policy_runner.tell("on_started", sequence)
-            sorted(ranks)  # those of the running are compared with one another, too
-        except TypeError as error:
-            raise EngineDead(f"the ranks of schedule policy {name} cannot be compared: {error}") from error
-        for sequence, rank in zip(sequences, ranks, strict=True):
-            sequence.rank = rank
-        self._running.sort(key=lambda s: s.place)
-        self._policy.close()
-        policy_runner.may_fail(self._forget_ranks)
-        self._policy, self._waiting = policy_runner, waiting
-
-    def _forget_ranks(self) -> None:
-        """Put all sequences in the order of arrival, which is that of a policy's defaults."""
-        waiting, self._waiting = self._waiting, WaitingQueue()
-        for sequence in [*self._running, *waiting]:
-            sequence.rank = 0
-            if sequence in waiting:
-                self._waiting.push(sequence, 0)
-        self._running.sort(key=lambda s: s.place)
+        """As ``Admission.switch_policy``."""
+        self._queue.switch_policy(policy, name)
 
     def close(self) -> None:
         """Nothing is scheduled any more."""
-        self._policy.close()
+        self._queue.policy.close()
         self.parts.close()
 
     # Requests come and go.
 
     @property
     def has_work(self) -> bool:
-        num_paused = sum(len(self._by_request[request_id]) for request_id in self._pauses.paused)
-        return bool(self._running) or len(self._waiting) > num_paused or self.parts.is_busy
+        num_paused = sum(len(self._by_request[request_id]) for request_id in self._queue.paused)
+        return bool(self._running) or len(self._queue.waiting) > num_paused or self.parts.is_busy
 
     def knows(self, request_id: str) -> bool:
         """Whether any sequence of the request is still waiting or running."""
@@ -192,7 +163,7 @@ class Scheduler:
         self._num_arrived += request.n
         self._by_request[request.request_id] = sequences
         for sequence in sequences:
-            self._enqueue(sequence)
+            self._queue.push(sequence)
 
     def abort(self, request_id: str, index: int | None = None) -> list[TokenEvent]:
         """End a request, or one of its sequences, wherever it is. Unknown ids are ignored."""
@@ -206,12 +177,12 @@ class Scheduler:
     def pause(self, request_id: str, is_on: bool) -> None:
         """Keep a request's sequences waiting, without blocks, until it may continue. Unknown ids are ignored."""
         if not is_on or request_id not in self._by_request:
-            self._pauses.paused.discard(request_id)
+            self._queue.paused.discard(request_id)
             return
-        self._pauses.paused.add(request_id)
+        self._queue.paused.add(request_id)
         for sequence in self._by_request[request_id]:
             if sequence.status is Status.RUNNING:
-                self._preempt(sequence)
+                self._preemption.preempt(sequence)
 
     def drop_cache(self) -> None:
         """Forget the K/V of everything that was computed so far. No sequence may be running."""
@@ -237,9 +208,9 @@ class Scheduler:
         plan = StepPlan(self.limits.max_step_tokens)
         self._kv_blocks.free_duplicate_blocks()
         self.parts.planning()
-        looks = self._should_admit()
-        if looks and self._policy.can_preempt:
-            self._displace()
+        looks = self._queue.is_looked_at()
+        if looks and self._queue.policy.can_preempt:
+            self._preemption.displace()
         parts: list[Callable[[], None]] = [lambda: self._plan_decoding(plan), lambda: self._plan_prompts(plan, looks)]
         if not self.limits.is_mixed and not self._was_prompts:
             parts.reverse()
@@ -249,8 +220,7 @@ class Scheduler:
                 self._was_prompts = any(not s.samples or s.num_new_tokens > 1 for s in plan.scheduled.values())
                 break
         if not plan.scheduled:
-            for gate in (*self._gates, *self.parts.waiting, self._policy):
-                gate.wait()
+            self._queue.wait()
             return None
         self._counters.steps += 1
         batch = Batch(
@@ -303,10 +273,10 @@ class Scheduler:
     def stats(self) -> EngineStats:
         """Counters and gauges of now; O(1)."""
         total, free, cached = self._kv_blocks.num_blocks, self._kv_blocks.num_free, self._kv_blocks.num_cached
-        c = self._counters
+        c, troubles = self._counters, (self._queue.policy.failure, *self.parts.troubles, *self._troubles)
         return EngineStats(
             num_running=len(self._running),
-            num_waiting=len(self._waiting),
+            num_waiting=len(self._queue.waiting),
             num_blocks=total,
             num_free_blocks=free,
             num_held_blocks=total - free - cached,
@@ -314,7 +284,7 @@ class Scheduler:
             prompt_tokens=c.prompt_tokens,
             cached_prompt_tokens=c.cached_prompt_tokens,
             generation_tokens=c.generation_tokens,
-            preemptions=c.preemptions,
+            preemptions=self._preemption.count,
             steps=c.steps,
             finished=c.finished,
             aborted=c.aborted,
@@ -326,13 +296,13 @@ class Scheduler:
             draft_seconds=c.draft_seconds,
             verify_seconds=c.verify_seconds,
             features=self.parts.stats(),
-            troubles=tuple(dict.fromkeys(filter(None, (self._policy.failure, *self.parts.troubles, *self._troubles)))),
+            troubles=tuple(dict.fromkeys(filter(None, troubles))),
         )
 
     def check(self) -> None:
         """Prove the books: every block and slot has exactly one owner."""
         self._kv_blocks.check(self._running)
-        self.parts.prove(self._running, list(self._waiting))
+        self.parts.prove(self._running, list(self._queue.waiting))
         slots = [sequence.slot for sequence in self._running]
         if len(set(slots)) != len(slots) or len(slots) + len(self._free_slots) != self.limits.max_running:
             raise AssertionError("slots do not balance")
@@ -341,14 +311,6 @@ class Scheduler:
                 raise AssertionError(f"sequence {sequence.key} has nothing left to compute, and has not ended")
 
     # Inside a step.
-
-    def _should_admit(self) -> bool:
-        """Whether this step is one of those that look at the waiting queue."""
-        self._steps_since_admission += 1
-        if not self._waiting or (self._running and self._steps_since_admission < self.limits.admission_interval):
-            return False
-        self._steps_since_admission = 0
-        return True
 
     def _plan_decoding(self, plan: StepPlan) -> None:
         """One token, and drafts, for each sequence whose prompt is computed: no prompt holds these up."""
@@ -399,10 +361,10 @@ class Scheduler:
                 drafts = sequence.drafts[: max(room, 0)]
                 num_new += len(drafts)
         else:
-            num_new = self._chunk(sequence, remaining, plan.budget)
+            num_new = self._chunking.size(sequence, remaining, plan.budget)
             if not num_new:
                 return
-        blocks = self._make_room(sequence, num_new, plan)
+        blocks = self._preemption.make_room(sequence, num_new, plan)
         if blocks is not None:
             self._schedule(sequence, num_new, blocks, drafts, plan)
 
@@ -410,70 +372,13 @@ class Scheduler:
         """Whether the result of its launched step is worth more than a step's head start, for the drafts in it."""
         return not sequence.runs_ahead and (sequence.has_drafts_in_flight or self.limits.num_lookahead > 0)
 
-    def _make_room(self, sequence: Sequence, num_new: int, plan: StepPlan) -> list[int] | None:
-        """Blocks for ``num_new`` more tokens, taken from those behind it if need be; None when it has to wait.
-
-        No sequence takes blocks from one that stands before it, and one that waits keeps its own. So the first runs in
-        every step but those in which other running ones need no blocks, and the engine cannot thrash for ever.
-        """
-        self._kv_blocks.trim(sequence)
-        count = self._kv_blocks.num_missing(sequence, sequence.num_computed_tokens + num_new, len(sequence.blocks))
-        while True:
-            try:
-                return self._kv_blocks.extend(sequence, count)
-            except OutOfBlocks:
-                plan.is_short = True
-                behind = self._running[self._running.index(sequence) + 1 :]
-                # Whoever is already in the plan stays: its blocks may be shared with others of this step.
-                candidates = [other for other in behind if other not in plan.scheduled]
-                if not candidates:
-                    return None
-                victim = self._policy.victim("victim", candidates)
-                if not isinstance(victim, Sequence) or victim not in candidates:
-                    victim = candidates[-1]
-                self._preempt(victim)
-
-    def _displace(self) -> None:
-        """Let the policy pre-empt running sequences until the first waiting one fits alongside the rest."""
-        sequence = next(self._candidates(), None)
-        while sequence is not None and self._running and not self._fits(sequence):
-            victim = self._policy.victim("choose_preemption_victim", sequence, list(self._running))
-            if not isinstance(victim, Sequence) or victim not in self._running:
-                return
-            self._preempt(victim)
-
-    def _fits(self, sequence: Sequence) -> bool:
-        """Whether a waiting sequence could start in this step, if the running ones do what they have to do."""
-        budget = self.limits.max_step_tokens
-        for other in self._running:
-            budget -= 1 if other.is_decoding else self._chunk(other, other.num_uncomputed_tokens, max(budget, 1))
-        if budget <= 0 or not self._free_slots:
-            return False
-        match = self._kv_blocks.match(sequence)
-        num_new = self._chunk(sequence, len(sequence.token_ids) - match.num_tokens, budget)
-        count = self._kv_blocks.num_missing(sequence, match.num_tokens + num_new, len(match.block_ids))
-        return num_new > 0 and count + self.num_reserved_blocks <= self.num_free_blocks
-
-    def _candidates(self) -> Iterator[Sequence]:
-        """Whom the policy would start, in its order: those of them who wait, and for nothing of their own."""
-        if not self._waiting:
-            return
-        for gate in (*self._gates, *self.parts.polled):
-            gate.poll()
-        for candidate in self._policy.order(self._waiting):
-            closed = next((gate for gate in self._gates_of(candidate) if not gate.lets_through(candidate)), None)
-            if closed is None:
-                yield candidate
-            elif closed.is_full:
-                return  # the others need not wait for it otherwise
-
     def _admit_waiting(self, plan: StepPlan, rest: int, count: int) -> None:
         """Start up to ``count`` sequences until no more than ``rest`` tokens of the budget, or no slots, are left."""
         rest = max(rest, 0)
         if plan.budget <= rest or count <= 0 or not self._free_slots:
             return
         admitted: list[Sequence] = []
-        for candidate in self._candidates():
+        for candidate in self._queue.candidates():
             if candidate in plan.scheduled:
                 continue
             if not self._admit(candidate, plan):
@@ -482,39 +387,14 @@ class Scheduler:
             if plan.budget <= rest or len(admitted) == count or not self._free_slots:
                 break
         for sequence in admitted:
-            self._leave_queue(sequence)
-            for gate in self._gates_of(sequence):
-                gate.started(sequence)
-            self._policy.tell("on_started", sequence)
-
-    def _enqueue(self, sequence: Sequence) -> None:
-        """Let a sequence wait, in the place the policy gives it."""
-        sequence.rank = self._policy.rank(sequence)
-        try:
-            self._waiting.push(sequence, sequence.rank)
-        except Exception as error:  # it cannot be compared with the others'
-            self._policy.fail("rank", error)
-            sequence.rank = 0
-            self._waiting.push(sequence, 0)
-        self._policy.tell("on_waiting", sequence)
-        for gate in self._gates_of(sequence):
-            gate.arrived(sequence)
-
-    def _leave_queue(self, sequence: Sequence) -> None:
-        try:
-            self._waiting.remove(sequence)
-        except Exception as error:  # its rank is not where it was put
-            self._policy.fail("rank", error)
-
-    def _gates_of(self, sequence: Sequence) -> tuple[Gate, ...]:
-        return (*self._gates, *sequence.parts) if sequence.parts else self._gates
+            self._queue.start(sequence)
 
     def _admit(self, sequence: Sequence, plan: StepPlan) -> bool:
         match = self._kv_blocks.match(sequence)
         self._kv_blocks.lock(sequence, match)
-        num_new = self._chunk(sequence, len(sequence.token_ids) - match.num_tokens, plan.budget)
+        num_new = self._chunking.size(sequence, len(sequence.token_ids) - match.num_tokens, plan.budget)
         count = self._kv_blocks.num_missing(sequence, match.num_tokens + num_new, len(match.block_ids))
-        may_start = num_new > 0 and (not self._running or self._policy.admit(sequence, count))
+        may_start = num_new > 0 and (not self._running or self._queue.policy.admit(sequence, count))
         if not may_start or count > self.num_free_blocks:
             self._kv_blocks.unlock(sequence, match)
             return False
@@ -531,7 +411,7 @@ class Scheduler:
         try:
             insort(self._running, sequence, key=lambda s: s.place)
         except Exception as error:
-            self._policy.fail("rank", error)
+            self._queue.policy.fail("rank", error)
             insort(self._running, sequence, key=lambda s: s.place)
         sequence.plain_step = ScheduledSequence(sequence.slot, 1, True, [], [])
         plan.new[sequence] = NewSequence(
@@ -549,7 +429,7 @@ class Scheduler:
         )
         # After what came back, the first chunk needs no more blocks than it would have without.
         remaining = len(sequence.token_ids) - computed
-        num_new = min(num_new, remaining, self._chunk(sequence, remaining, plan.budget) or remaining)
+        num_new = min(num_new, remaining, self._chunking.size(sequence, remaining, plan.budget) or remaining)
         count = self._kv_blocks.num_missing(sequence, computed + num_new, len(sequence.blocks))
         self._schedule(sequence, num_new, self._kv_blocks.extend(sequence, count), [], plan)
         return True
@@ -617,56 +497,19 @@ class Scheduler:
             self._release(sequence)
             self._running.remove(sequence)
         else:
-            self._leave_queue(sequence)
-            for gate in self._gates_of(sequence):
-                gate.ended(sequence)
+            self._queue.end(sequence)
         sequence.status = Status.FINISHED
-        self._policy.tell("on_finished", sequence)
+        self._queue.policy.tell("on_finished", sequence)
         siblings = self._by_request[sequence.request.request_id]
         siblings.remove(sequence)
         if not siblings:
             del self._by_request[sequence.request.request_id]
             for part in sequence.parts:
                 part.left(sequence.request)
-            self._pauses.paused.discard(sequence.request.request_id)
-
-    def _preempt(self, sequence: Sequence) -> None:
-        """Take a running sequence's blocks; it starts over from what the prefix cache still holds when it is back.
-
-        Tokens of launched steps that have not come back are computed again: the same ones, for a pick depends on
-        nothing but logits, seed and position.
-        """
-        self._counters.preemptions += 1
-        for part in sequence.parts:
-            part.preempted(sequence)
-        self._release(sequence)
-        self._running.remove(sequence)
-        sequence.status = Status.WAITING
-        sequence.num_preemptions += 1
-        sequence.num_computed_tokens = 0
-        sequence.num_pending = 0
-        sequence.quiet_until = 0
-        sequence.drafts = []
-        sequence.has_drafts_in_flight = False
-        self._enqueue(sequence)
+            self._queue.paused.discard(sequence.request.request_id)
 
     def _release(self, sequence: Sequence) -> None:
         self._kv_blocks.release(sequence)
         self._free_slots.append(sequence.slot)
         self._freed_slots.append(sequence.slot)
         sequence.slot = -1
-
-    # Small answers.
-
-    def _chunk(self, sequence: Sequence, remaining: int, budget: int) -> int:
-        """How many of a sequence's remaining tokens to compute in a step; 0 if it must be all and that is too many."""
-        if self.limits.whole_prompts:
-            return remaining if remaining <= budget else 0
-        if self.limits.max_chunk_tokens is None:
-            most = 0 if budget < remaining <= self.limits.max_step_tokens else min(remaining, budget)
-        else:
-            most = min(remaining, budget, self.limits.max_chunk_tokens)
-            most = self._policy.chunk(sequence, remaining, most)
-            for part in sequence.parts:
-                most = max(1, min(most, part.limit(sequence, len(sequence.token_ids) - remaining, most)))
-        return self._kv_blocks.cut_chunk(sequence, len(sequence.token_ids) - remaining, most)

@@ -392,7 +392,7 @@ def test_a_reservation_without_room_changes_nothing(tiny_folder: Path, tmp_path:
         blocks: KVBlockManager = llm.engine.scheduler._kv_blocks
         before = blocks.num_available
         llm.engine.add(request(prompt(1, 20)))
-        [sequence] = list(llm.engine.scheduler._waiting)
+        [sequence] = list(llm.engine.scheduler._queue.waiting)
         for count, num_spare in ((before + 1, 0), (before, 1)):
             reserved = blocks.reservations.reserve(blocks.match(sequence), sequence.token_ids, count, num_spare)
             assert reserved is None
