@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import logging
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -155,3 +157,40 @@ def test_help_is_plain_elsewhere(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert "\x1b" not in capsys.readouterr().out
     monkeypatch.setitem(sys.modules, "rich_argparse", None)
     assert "--config FILE" in shown_help(monkeypatch, "--help"), "without the package"
+
+
+@pytest.mark.parametrize(
+    ("level", "spelling"),
+    [
+        ("debug", "file"),
+        ("INFO", "flag"),
+        ("warn", "variable"),
+        ("warning", "file"),
+        ("error", "flag"),
+        ("fatal", "file"),
+    ],
+)
+def test_what_the_server_says_of_itself_is_of_level_info(
+    level: str, spelling: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """However the level is given; what ends the server is an error, and seen at each."""
+    from fwk.cli import serve
+    from fwk.server import serve as serving
+
+    def say(_configs: object, _plugins: object, progress: Callable[[str], None], _engines: object) -> int:
+        progress("ready")
+        logging.getLogger("fwk").critical("ended")
+        return 0
+
+    file = tmp_path / "options.yaml"
+    file.write_text(f"log-level: {level}\n" if spelling == "file" else "{}")
+    words = ["--log-level", level] if spelling == "flag" else ["--config", str(file)]
+    if spelling == "variable":
+        monkeypatch.setenv("FWK_LOG_LEVEL", level)
+    monkeypatch.setattr(serving, "serve", say)
+    monkeypatch.setattr(logging.root, "handlers", [])
+    monkeypatch.setattr(logging.root, "level", logging.WARNING)
+    assert serve._serve(["M", *words], lambda count: []) == 0
+    said = capsys.readouterr().err
+    assert ("ready" in said) == (level.lower() in ("debug", "info"))
+    assert "ended" in said

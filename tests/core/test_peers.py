@@ -217,7 +217,7 @@ def test_switches_take_no_model_and_no_foreign_value_is_one(
 def test_a_switch_turned_off_is_answered_alike_in_every_spelling(
     step: int, parser: Parser, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """``--x false``, ``--no-x``, in a file and by a variable, of all servers' switches; a file's null says nothing."""
+    """``--x false``, ``--no-x``, in a file and by a variable; a file's null says nothing."""
     switches = [argument for peer in peers() for argument in peer.arguments if argument.is_switch]
     file = tmp_path / "options.yaml"
     for argument in [a for a in switches if a.kind not in OURS and a.name.startswith("--")][::step]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -25,13 +26,14 @@ def _serve(argv: Sequence[str], engines_of: Callable[[int], list[EngineProcess]]
         from fwk.cli.common import note, read_given  # noqa: PLC0415 - after an engine was started
         from fwk.plugins.audit import Audit  # noqa: PLC0415
         from fwk.plugins.pools import num_engines, server_configs  # noqa: PLC0415
-        from fwk.process.log import announcer, set_up_log  # noqa: PLC0415
+        from fwk.process.log import set_up_log  # noqa: PLC0415
         from fwk.process.progress import set_up_progress  # noqa: PLC0415
         from fwk.server.keys import read_keys  # noqa: PLC0415
 
         plugins, given, _ = read_given(_parser(), argv)
         configs = server_configs(plugins, given, note)
         config = configs[0]
+        tell = logging.getLogger("fwk").info
         secrets = [*read_keys(config.server).secrets, config.server.ssl_keyfile_password]
         set_up_log(config.server.log_level, config.server.log_format, secrets=secrets)
         set_up_progress(not config.engine.disable_progress_bars)
@@ -43,10 +45,10 @@ def _serve(argv: Sequence[str], engines_of: Callable[[int], list[EngineProcess]]
         check_server(configs, plugins)
         engines = engines_of(num_engines(plugins, config.plugin_options) if make_node is None else 0)
         if make_node is not None:
-            return make_node(announcer()).run()
+            return make_node(tell).run()
         from fwk.server.serve import serve  # noqa: PLC0415 - --help needs no HTTP stack
 
-    return serve(configs, plugins, announcer(), engines)
+    return serve(configs, plugins, tell, engines)
 
 
 def _parser() -> Parser:

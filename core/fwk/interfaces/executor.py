@@ -168,7 +168,7 @@ class NodeContext:
     - ``recipe``: of the workers.
     - ``tp_size``: ranks of the whole engine.
     - ``options``: the executor's own, validated.
-    - ``say``: writes a sentence to the log, at every ``--log-level``.
+    - ``say``: writes a sentence to the log, at level info.
     """
 
     recipe: WorkerRecipe

@@ -7,7 +7,7 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, Literal, TextIO
 
 from fwk.config.secrets import HidingFormatter, hide
@@ -71,16 +71,3 @@ def set_up_log(level: str, form: Format = "text", process: str = "", secrets: It
         name = f" {process}:" if process else ""
         handler.setFormatter(HidingFormatter(f"%(asctime)s %(levelname)s{name} %(message)s", secrets))
     logging.basicConfig(level=level.upper(), handlers=[handler])
-
-
-def announcer() -> Callable[[str], None]:
-    """A function that writes a sentence to the log at every ``--log-level``: where the server listens, why it ends."""
-    log = logging.getLogger("fwk")
-    handlers = logging.getLogger().handlers
-
-    def announce(sentence: str) -> None:
-        record = log.makeRecord(log.name, logging.INFO, "", 0, sentence, (), None)
-        for handler in handlers:
-            handler.handle(record)
-
-    return announce
