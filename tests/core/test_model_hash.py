@@ -8,7 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from fwk.engine.node import common
 from fwk.errors import ModelLoadError
+from fwk.plugins import build_config, discover
+from fwk.setup.checkpoint import open_model
+from fwk.setup.resolve import resolve
 from fwk.worker.loading import model_hash
 from fwk.worker.loading.model_hash import ModelHash
 
@@ -48,6 +52,20 @@ def test_bytes_count_and_nothing_else(tmp_path: Path) -> None:
     assert ModelHash(tmp_path / "one.gguf").result() == ModelHash(tmp_path / "two.gguf").result()
     (tmp_path / "a" / "model.safetensors").rename(tmp_path / "a" / "model2.safetensors")
     assert ModelHash(tmp_path / "a").result() != found
+
+
+def test_machines_agree_on_every_byte(tmp_path: Path, tiny_folder: Path) -> None:
+    """Of one run's nodes, each of which computes a part of the layers."""
+    plugins, told = discover(), []
+    for name, change in (("a", 0), ("b", 1)):
+        folder = Path(shutil.copytree(tiny_folder, tmp_path / name))
+        more = bytearray(2**20 + 17)
+        more[2**19] = change
+        (folder / "more.bin").write_bytes(more)
+        os.utime(folder / "more.bin", ns=(1, 1))
+        config = build_config(plugins, {"model": str(folder), "load_format": "dummy"})
+        told.append(common(config, plugins, resolve(config, open_model(config, plugins, print), plugins)))
+    assert [name for name in told[0] if told[0][name] != told[1][name]] == ["--model (what its files hold)"]
 
 
 def test_other_bytes_in_place_with_the_time_put_back_are_read_again(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ OWN = frozenset({"model", "served_model_name", "download_dir", "disable_progress
 def common(config: Config, plugins: PluginSet, setup: ModelSetup) -> dict[str, str]:
     """What all machines of a run must have in common, by the words for it; secrets are left out."""
     from fwk import __version__  # noqa: PLC0415 - fwk/__init__.py names everything else
-    from fwk.worker.kv.identity import contents  # noqa: PLC0415
+    from fwk.worker.loading.model_hash import ModelHash  # noqa: PLC0415
 
     found = {
         "the version of fwk": __version__,
@@ -40,7 +40,7 @@ def common(config: Config, plugins: PluginSet, setup: ModelSetup) -> dict[str, s
         "the set of plugins": plugins.fingerprint,
         "the version of torch": installed_version("torch"),
         "the kind of device": setup.facts.host.device,
-        "--model (what its files hold)": contents(setup.opened.path),
+        "--model (what its files hold)": ModelHash(setup.opened.path).result(),
         "the weights' identity": setup.opened.checkpoint.weights_identity(),
         "the model's dtype": setup.facts.dtype,
     }

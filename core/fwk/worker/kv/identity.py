@@ -168,19 +168,6 @@ def fingerprint(path: Path, weights_identity: str = "") -> str:
     return hashlib.blake2b(known, digest_size=16).hexdigest()
 
 
-def contents(path: Path) -> str:
-    """The same on every machine for the same files of a model, by names, sizes and samples; hidden files are left out.
-
-    Unlike ``fingerprint``, which also knows times of change.
-    """
-    path = path.resolve()
-    root = path if path.is_dir() else path.parent
-    named = [(file.relative_to(root), file) for file in _files(path)]
-    shown = [(name, file) for name, file in named if not any(part.startswith(".") for part in name.parts)]
-    held = [(name.as_posix(), file.stat().st_size, _sampled(file)) for name, file in shown]
-    return hashlib.blake2b(json.dumps(held).encode(), digest_size=8).hexdigest()
-
-
 def known_files(path: Path) -> list[tuple[str, int, int, str]]:
     """Name, size, time of change and samples of every file of a model."""
     path = path.resolve()
