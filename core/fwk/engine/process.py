@@ -21,10 +21,12 @@ import msgspec
 import zmq
 
 from fwk.config.wire import from_plain
-from fwk.errors import EngineDead, FwkError, PluginError, one_line_traceback
+from fwk.errors import FwkError, PluginError, one_line_traceback
 from fwk.native.memory import MemoryPrefaulter
 from fwk.plugins import PluginSet, discover, plugin_that_raised
 from fwk.plugins.audit import Audit
+from fwk.plugins.factory import code_owners
+from fwk.process.crash import crash_file, record_crashes
 from fwk.process.gc import gc_paused
 from fwk.process.log import set_up_log
 from fwk.process.malloc import Heap
@@ -85,9 +87,10 @@ def main() -> int:
     try:
         with torch.inference_mode():
             loop.run()
-    except EngineDead as error:
+    except FwkError as error:
         log.debug("the engine stops", exc_info=error)
-        loop.fail(str(error), error.detail)  # who hears it logs it, with what is done about it
+        # Who hears it logs it, with what is done about it.
+        loop.fail(str(error), getattr(error, "detail", "") or one_line_traceback(error.__cause__ or error))
         return EXIT_FAILED
     except (Exception, SystemExit) as error:
         where = plugin_that_raised(plugins, error)
@@ -117,6 +120,7 @@ def _load(spec: LaunchSpec) -> tuple[Any, PluginSet, EngineReady]:
             "something was installed in between; restart"
         )
     Audit(plugins, is_strict=config.plugins.strict)
+    record_crashes(crash_file(spec.address), code_owners(plugins))
     setup = resolve(config, open_model(config, plugins, log.info), plugins)
     engine = build_engine(config, plugins, setup, spec.engine_index)
     info = engine.info
@@ -171,6 +175,7 @@ class ParentPipe:
         if self._spec.done():
             socket = Path(self._spec.result().address.removeprefix("ipc://"))
             with contextlib.suppress(OSError):  # a parent that ended well has removed them itself
+                crash_file(self._spec.result().address).unlink(missing_ok=True)
                 socket.unlink()
                 socket.parent.rmdir()
         os._exit(1)

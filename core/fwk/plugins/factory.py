@@ -10,7 +10,7 @@ from typing import Any
 
 from fwk.errors import FwkError, PluginLoadError
 from fwk.interfaces.declaration import Host
-from fwk.plugins.discovery import PluginSet, Registered
+from fwk.plugins.discovery import OWN, PluginSet, Registered
 from fwk.plugins.negotiation import Resolution
 from fwk.plugins.selection import NOWHERE, leave_out, plugin_options, taking_part
 
@@ -100,6 +100,15 @@ def build(item: Registered, context: Any, load: str | None = None) -> Any:
         raise
     except (Exception, SystemExit) as error:
         raise PluginLoadError(f"plugin {item.source} failed to start: {type(error).__name__}: {error}") from error
+
+
+def code_owners(plugins: PluginSet) -> Iterator[tuple[str, str]]:
+    """Where plugins' code lies, for ``fwk.process.crash``: modules that declarations name, and others' packages."""
+    for item in plugins.all():
+        module = item.declaration.load.partition(":")[0]
+        yield f"{module.replace('.', '/')}.py", f"plugin {item.source}"
+        if item.package != OWN:
+            yield f"{module.partition('.')[0]}/", f"package {item.package} {item.version}"
 
 
 def plugin_that_raised(plugins: PluginSet, error: BaseException) -> str | None:

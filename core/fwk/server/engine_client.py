@@ -19,6 +19,7 @@ from fwk.config.wire import to_plain
 from fwk.engine.process import LaunchSpec
 from fwk.errors import EngineDead, InvalidRequest
 from fwk.interfaces.engine_pool import Engine, Receiver
+from fwk.process.crash import crash_file, crashed_in
 from fwk.process.folders import TemporaryFolder
 from fwk.server.engine_process import EngineProcess
 from fwk.types import (
@@ -331,7 +332,8 @@ class EngineClient(Engine):
                 if code < 0
                 else f"ended with exit code {code}"
             )
-            self._fail(f"{self._name} process {how}")
+            owners, calls = crashed_in(crash_file(f"{self._folder.path}/engine.sock")) if code < 0 else ("", "")
+            self._fail(f"{self._name} process {how}{' in ' if owners else ''}{owners}", calls)
 
     def _fail(self, text: str, detail: str = "", exit_code: int | None = None) -> None:
         """The engine is dead: fail every waiting request, once."""
