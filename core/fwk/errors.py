@@ -38,15 +38,6 @@ class PluginLoadError(PluginError):
     """A selected plugin failed to import, to declare or to build."""
 
 
-class PluginFault(FwkError, RuntimeError):
-    """A plugin raised where it must not, or answered what cannot be used; the message names it and its package.
-
-    A ``RuntimeError``, as torch's are, for those that try whether something can be done.
-    """
-
-    exit_code = 5
-
-
 class ModelLoadError(FwkError):
     """The model's files are missing, damaged, or of a kind nobody here can read."""
 
@@ -66,6 +57,15 @@ class InvalidRequest(FwkError):
 
 class RequestFailed(FwkError):
     """One accepted request failed while it was served; others continue."""
+
+
+class PluginFault(RequestFailed, RuntimeError):
+    """A plugin raised where it must not, or answered what cannot be used; the message names it and its package.
+
+    A ``RuntimeError``, as torch's are, for those that try whether something can be done.
+    """
+
+    exit_code = 5
 
 
 class NotServed(FwkError):

@@ -118,7 +118,12 @@ class ForkServer:
             code = 0
         except BaseException as error:
             with contextlib.suppress(BaseException):
-                write_frame(target, msgspec.msgpack.encode(Answer(job.number, "failed", repr(error)[:300].encode())))
+                write_frame(
+                    target,
+                    msgspec.msgpack.encode(
+                        Answer(job.number, "failed", f"{type(error).__name__}: {error}"[:300].encode())
+                    ),
+                )
         finally:
             os._exit(code)
 

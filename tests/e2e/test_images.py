@@ -200,7 +200,7 @@ def test_payloads_are_gone_when_their_requests_are(server: Server) -> None:
     for _ in range(3):
         with httpx.stream("POST", server.url + ROUTE, json=given, timeout=60) as answer:
             next(answer.iter_lines())
-    folders = list(Path(server._folder).glob("fwk-tmp-media-*"))
+    folders = list(Path(server.folder).glob("fwk-tmp-media-*"))
     assert len(folders) == 1
     until(lambda: not list(folders[0].iterdir()), 10, "payloads are removed")
     assert folders[0].stat().st_mode & 0o777 == 0o700

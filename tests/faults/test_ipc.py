@@ -34,7 +34,7 @@ MESSAGES = {
 
 
 def address(server: Server) -> Path:
-    (found,) = server._folder.rglob("*.sock")
+    (found,) = server.folder.rglob("*.sock")
     return found
 
 

@@ -106,10 +106,10 @@ class Server:
         forked: bool = True,
     ) -> None:
         build_kernels()
-        self._folder = Path(tempfile.mkdtemp(prefix="fwk-rig-"))  # short: a socket's path goes into it
-        self._log = self._folder / "log"
+        self.folder = Path(tempfile.mkdtemp(prefix="fwk-rig-"))  # short: a socket's path goes into it
+        self._log = self.folder / "log"
         caches = Path(tempfile.gettempdir()) / "fwk-rig-torch"  # what torch keeps is no leftover of the server
-        ours = {"OMP_NUM_THREADS": "1", "TMPDIR": str(self._folder), "TORCHINDUCTOR_CACHE_DIR": str(caches)}
+        ours = {"OMP_NUM_THREADS": "1", "TMPDIR": str(self.folder), "TORCHINDUCTOR_CACHE_DIR": str(caches)}
         if python_path is not None:
             ours["PYTHONPATH"] = python_path
         environment = {**os.environ, **ours, **(environment or {})}
@@ -214,7 +214,7 @@ class Server:
     @property
     def leftovers(self) -> list[Path]:
         """What it has in the folder for temporary files."""
-        return [path for path in self._folder.iterdir() if path != self._log]
+        return [path for path in self.folder.iterdir() if path != self._log]
 
     def post(self, body: Any, path: str = "/v1/completions", headers: dict[str, str] | None = None) -> httpx.Response:
         headers = self.headers | (headers or {})
@@ -249,7 +249,7 @@ class Server:
 
     def _open_files(self) -> set[str]:
         """Socket files of the server, and shared memory that its processes have."""
-        sockets = {str(path) for path in self._folder.rglob("*") if path.is_socket()}
+        sockets = {str(path) for path in self.folder.rglob("*") if path.is_socket()}
         mapped: set[str] = set()
         for process in [self.process, *self.children()]:
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a job of the helper has ended
@@ -325,7 +325,7 @@ class Server:
             if is_alive(process):
                 process.kill()
         self.process.wait(10)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     @property
     def is_running(self) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import msgspec
 
-from fwk.errors import FwkError, one_line_traceback
+from fwk.errors import FwkError, PluginFault, one_line_traceback
 from fwk.interfaces.feature import EnginePart
 
 log = logging.getLogger(__name__)
@@ -76,14 +76,16 @@ def guarded(part: EnginePart, who: str, failed: Callable[[EnginePart, str], None
                     answer = method(self, *args)
                     if is_right is None or is_right(answer):
                         return answer
-                    why = f"answered {type(answer).__name__} {answer!r:.100}"
-                except FwkError:
-                    raise
+                    told = f"{who} answered {type(answer).__name__} {answer!r:.100} in {name}"
+                except FwkError as error:
+                    if not isinstance(error, PluginFault):
+                        raise
+                    told = str(error)
                 except Exception as error:
-                    why = f"raised {type(error).__name__}"
-                    log.error("%s %s in %s: %s", who, why, name, one_line_traceback(error))
+                    told = f"{who} raised {type(error).__name__} in {name}"
+                    log.error("%s: %s", told, one_line_traceback(error))
                 has_failed = True
-                failed(self, f"{who} {why} in {name}")
+                failed(self, told)
             return default(*args)
 
         return call

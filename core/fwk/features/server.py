@@ -6,12 +6,12 @@ import asyncio
 import types
 from collections.abc import Awaitable, Callable, Container, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar, cast
 
-from fwk.errors import InvalidRequest, NotServed
+from fwk.errors import InvalidRequest, NotServed, PluginFault
 from fwk.features.declared import declared
 from fwk.features.wire import Reader, packed
 from fwk.interfaces.dialect import FEATURE_FIELDS, EmbedInput, GenerateInput, OutputDelta
@@ -124,12 +124,13 @@ class ServerFeatures:
 
     def trouble(self) -> str | None:
         """What of them cannot be used."""
-        return "; ".join(filter(None, (one.part.trouble() for one in self._built))) or None
+        return "; ".join(filter(None, (_trouble(one.part) for one in self._built))) or None
 
     def close(self) -> None:
         """The server stops."""
         for one in self._built:
-            one.part.close()
+            with suppress(PluginFault):
+                one.part.close()
 
 
 class RequestFeatures:
@@ -181,7 +182,8 @@ class RequestFeatures:
         if self.num_open:
             return
         for _, _, part in self._parts:
-            part.ended()
+            with suppress(PluginFault):
+                part.ended()
 
     async def _within(self, seconds: float, name: str, call: Coroutine[Any, Any, T]) -> T:
         try:
@@ -210,6 +212,13 @@ def _rest(call: Coroutine[Any, Any, T], waits_for: Any) -> Generator[Any, Any, T
                 waits_for = call.send(sent)
     except StopIteration as done:
         return done.value
+
+
+def _trouble(part: ServerPart) -> str | None:
+    try:
+        return part.trouble()
+    except PluginFault as error:
+        return str(error)
 
 
 def at_once(call: Coroutine[Any, Any, T]) -> T:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from fwk.errors import BlameSequence, FwkError, one_line_traceback
+import msgspec
+
+from fwk.errors import BlameSequence, FwkError, PluginFault, one_line_traceback
 from fwk.features.declared import declared
 from fwk.features.wire import Reader, packed
 from fwk.interfaces.feature import LoadedModel, ModelBuild, Plugins, WorkerCache, WorkerPart, WorkerPartContext
@@ -66,10 +69,11 @@ class WorkerFeatures:
                 part = self._parts[self._places[name]]
                 try:
                     part.begin(new, self._sequences.read(new.features, name))
-                except BlameSequence:
-                    for other in begun:
-                        other.forget(new.slot)
-                    raise
+                except (BlameSequence, PluginFault, msgspec.ValidationError) as error:
+                    self._forget(begun, new.slot)
+                    if isinstance(error, BlameSequence):
+                        raise
+                    raise BlameSequence(new.slot, str(error)) from error
                 begun.append(part)
         drafting = [part for part in begun if _drafts(part)]
         if drafting:
@@ -78,8 +82,13 @@ class WorkerFeatures:
     def forget(self, slot: int, bits: int) -> None:
         """A sequence in which these have a part has left its slot."""
         self.drafting.pop(slot, None)
-        for part in self.of(bits):
-            part.forget(slot)
+        self._forget(self.of(bits), slot)
+
+    @staticmethod
+    def _forget(parts: Sequence[WorkerPart], slot: int) -> None:
+        for part in parts:
+            with suppress(PluginFault):  # the sequence has ended
+                part.forget(slot)
 
     def operations(self) -> dict[str, Callable[..., Any]]:
         """What can be called of them: ``features.name.operation``."""

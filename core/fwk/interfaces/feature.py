@@ -387,7 +387,7 @@ class RequestPart:
 
     others: tuple[str, ...] = ()
 
-    async def check(self, item: Any) -> Any:
+    async def check(self, item: Any) -> GenerateInput | EmbedInput:
         """Complete or change the input, a ``GenerateInput`` or an ``EmbedInput``, before anything is queued.
 
         Raises ``InvalidRequest`` to refuse it, ``NotServed`` with another status.

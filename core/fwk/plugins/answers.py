@@ -1,41 +1,198 @@
-"""What plugins answer in a step, checked once where it enters, in the name of the plugin."""
+"""What plugins raise and answer, checked once where it enters, in the name of the plugin."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import builtins
+import inspect
+import logging
+import re
+import sys
+from collections import ChainMap
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import suppress
+from dataclasses import is_dataclass
+from functools import cache, wraps
+from types import SimpleNamespace, UnionType
+from typing import Any, Union, cast, get_args, get_origin, get_type_hints
+from weakref import WeakSet
 
-from fwk.errors import FwkError, NotCapturable, PluginFault
+from fwk.errors import FwkError, NotCapturable, PluginFault, one_line_traceback
 from fwk.plugins.discovery import Registered
 from fwk.plugins.families import FAMILIES
 
+log = logging.getLogger(__name__)
 
-def checked(item: Registered, plugin: Any, **checks: Callable[..., str | None] | None) -> Any:
+OWN_GUARDS = frozenset({"attention", "quant", "models", "schedulers", "speculative", "samplers", "operators", "moe"})
+"""Families whose objects are checked where they are called, and the models, which call the others."""
+
+Check = Callable[..., str | None]
+"""Why an answer, given before its arguments, may not be used, as a predicate; None: it may."""
+
+
+def checked(item: Registered, plugin: Any, **checks: Check | None) -> Any:
     """The plugin's object, whose named methods raise ``PluginFault`` for what they raise or wrongly answer.
 
-    checks: by method: why its answer, given before its arguments, may not be used, as a predicate; None: it may. In
-    place of one None stands for any answer. An ``FwkError`` of its own passes, as does the end of memory.
+    checks: by method; in place of one None stands for any answer. An ``FwkError`` of its own passes, as does the end
+    of memory.
     """
     for name, check in checks.items():
-        setattr(plugin, name, _checked(f"{FAMILIES[item.family].noun} {item.label}", getattr(plugin, name), check))
+        setattr(plugin, name, guarded(f"{FAMILIES[item.family].noun} {item.label}", getattr(plugin, name), name, check))
     return plugin
 
 
-def _checked(who: str, method: Callable[..., Any], check: Callable[..., str | None] | None) -> Callable[..., Any]:
-    name = method.__name__
+def named(item: Registered, cls: Any) -> Any:
+    """The plugin's class, whose objects raise ``PluginFault`` for what their interface's methods raise or answer.
 
-    def call(*args: Any, **fields: Any) -> Any:
-        try:
-            answer = method(*args, **fields)
-            why = None if check is None else check(answer, *args, **fields)
-        except (FwkError, NotCapturable, MemoryError):
-            raise
-        except Exception as error:
-            if type(error).__name__ == "OutOfMemoryError":  # torch's
-                raise
-            raise PluginFault(f"{who} raised {type(error).__name__} in {name}") from error
+    An answer is held against the type that the interface says it has; one that is an object with methods of an
+    interface, as a grammar is, is guarded likewise. What a class inherits from its interface stays as it is.
+    """
+    return _named(f"{FAMILIES[item.family].noun} {item.label}", cls) if isinstance(cls, type) else cls
+
+
+def _named(who: str, cls: type[Any]) -> type[Any]:
+    body: dict[str, Any] = {}
+    for name in dir(cls):
+        interface = next((base for base in cls.__mro__[::-1] if _is_interface(base) and name in base.__dict__), None)
+        own = inspect.getattr_static(cls, name)
+        if name.startswith("_") or interface is None or own is inspect.getattr_static(interface, name):
+            continue
+        if isinstance(own, property) and own.fget is not None:
+            body[name] = property(guarded(who, own.fget, name, _answers(interface, name)))
+        elif inspect.isfunction(own):
+            body[name] = guarded(who, own, name, _answers(interface, name))
+    if not body:
+        return cls
+    try:
+        return type(
+            cls.__name__, (cls,), {"__slots__": (), "__module__": cls.__module__, "__doc__": cls.__doc__, **body}
+        )
+    except TypeError:  # nothing may derive from it
+        return cls
+
+
+def _follow(who: str, answer: Any) -> None:
+    """Guard an answer that is an object of an interface."""
+    cls = cast("type[Any]", type(answer))
+    if cls not in _GUARDED and not is_dataclass(cls) and any(map(_is_interface, cls.__mro__[1:])):
+        with suppress(TypeError):  # one that cannot change its class
+            answer.__class__ = found = _cached(who, cls)
+            _GUARDED.add(found)
+
+
+_cached = cache(_named)
+_GUARDED = WeakSet[type]()
+_FATAL = tuple(f"{FAMILIES[family].noun} " for family in ("executors", "cache"))  # the line of its death tells it
+_TOLD = set[str]()  # at level error, once each
+
+
+def _is_interface(cls: type[Any]) -> bool:
+    return cls.__module__.startswith("fwk.interfaces.")
+
+
+def guarded(who: str, method: Callable[..., Any], name: str, check: Check | None = None) -> Callable[..., Any]:
+    """The method, which raises ``PluginFault`` for what it raises or wrongly answers; has ``who`` as an attribute."""
+
+    def passed(answer: Any, args: Any, fields: Any) -> Any:
+        why = None if check is None else check(answer, *args, **fields)
         if why is not None:
-            raise PluginFault(f"{who} {why} in {name}")
+            raise _told(f"{who} {why} in {name}", "")
+        _follow(who, answer)
         return answer
 
-    return call
+    @wraps(method)
+    def call(*args: Any, **fields: Any) -> Any:
+        try:
+            return passed(method(*args, **fields), args, fields)
+        except Exception as error:
+            _blame(who, name, error)
+            raise
+
+    @wraps(method)
+    async def wait(*args: Any, **fields: Any) -> Any:
+        try:
+            return passed(await method(*args, **fields), args, fields)
+        except Exception as error:
+            _blame(who, name, error)
+            raise
+
+    found = wait if inspect.iscoroutinefunction(method) else call
+    found.__dict__["who"] = who
+    return found
+
+
+def _blame(who: str, name: str, error: Exception) -> None:
+    """Raise ``PluginFault`` for what a plugin may not raise."""
+    if isinstance(error, FwkError | NotCapturable | MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return  # the last one is torch's
+    raise _told(f"{who} raised {type(error).__name__} in {name}", f": {one_line_traceback(error)}") from error
+
+
+def _told(what: str, why: str) -> PluginFault:
+    is_new = what not in _TOLD and not what.startswith(_FATAL)
+    log.log(logging.ERROR if is_new else logging.DEBUG, "%s%s", what, why)
+    _TOLD.add(what)
+    return PluginFault(what)
+
+
+@cache
+def _answers(interface: type[Any], name: str) -> Check | None:
+    """What holds an answer against the type that an interface's method declares; None: anything is one."""
+    own = inspect.getattr_static(interface, name)
+    method: Any = own.fget if isinstance(own, property) else own
+    told = SimpleNamespace(__annotations__={"return": method.__annotations__.get("return", Any)})
+    module = sys.modules[interface.__module__].__dict__
+    try:
+        kind = get_type_hints(told, {}, ChainMap(module, builtins.__dict__, _Unknown()))
+    except (AttributeError, TypeError):  # of a module that is imported for type checkers alone
+        return None
+    kind = kind["return"]
+    if kind is type(None) or _is(kind, object()):
+        return None
+    words = re.sub(r"\w+\.", "", inspect.formatannotation(kind))
+
+    def check(answer: Any, *args: Any, **fields: Any) -> str | None:
+        if _is(kind, answer):
+            return None
+        return f"answered {'None' if answer is None else f'a {type(answer).__name__}'}, no {words},"
+
+    return check
+
+
+class _Unknown(dict[str, Any]):
+    """Names that type checkers alone know."""
+
+    def __missing__(self, name: str) -> Any:
+        return getattr(sys.modules.get("torch"), name, Any)
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+
+def _is(kind: Any, answer: Any) -> bool:  # noqa: C901 - a case for each kind of type
+    """Whether an answer is of a type, as far as that can be seen."""
+    origin, args = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return any(_is(one, answer) for one in args)
+    if kind is Any:
+        return True
+    if kind is None or kind is type(None):
+        return answer is None
+    if kind is int:
+        return hasattr(answer, "__index__")
+    if kind is float:
+        return hasattr(answer, "__float__")
+    if kind is bool:
+        return type(answer).__name__.startswith("bool")  # also numpy's
+    if origin is tuple and args and args[-1] is not Ellipsis:
+        parts = cast("tuple[Any, ...]", answer) if isinstance(answer, tuple | list) else ()
+        return len(parts) == len(args) and all(map(_is, args, parts))
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        told = cast("Mapping[Any, Any]", answer) if isinstance(answer, Mapping) else None
+        return told is not None and all(_is(args[0], key) and _is(args[1], value) for key, value in told.items())
+    if isinstance(origin, type) and issubclass(origin, Sequence | AbstractSet):
+        fits = isinstance(answer, Sequence | AbstractSet) and not isinstance(answer, str | bytes)
+        return fits and all(_is(args[0], one) for one in cast("Sequence[Any]", answer))
+    if origin is not None or not isinstance(kind, type) or getattr(kind, "_is_protocol", False):
+        return True
+    return isinstance(answer, kind)

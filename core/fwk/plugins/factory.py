@@ -10,6 +10,7 @@ from typing import Any
 
 from fwk.errors import FwkError, PluginLoadError
 from fwk.interfaces.declaration import Host
+from fwk.plugins.answers import OWN_GUARDS, named
 from fwk.plugins.discovery import OWN, PluginSet, Registered
 from fwk.plugins.negotiation import Resolution
 from fwk.plugins.selection import NOWHERE, leave_out, plugin_options, taking_part
@@ -95,7 +96,7 @@ def build(item: Registered, context: Any, load: str | None = None) -> Any:
     """
     cls = load_object(item, load)
     try:
-        return cls(context)
+        return (cls if item.family in OWN_GUARDS else named(item, cls))(context)
     except FwkError:
         raise
     except (Exception, SystemExit) as error:

@@ -9,7 +9,7 @@ import msgspec
 
 from fwk.config import Config
 from fwk.config.wire import to_plain
-from fwk.errors import InvalidRequest, NotServed, RequestFailed
+from fwk.errors import InvalidRequest, NotServed, PluginFault, RequestFailed
 from fwk.interfaces.feature import Jobs
 from fwk.types import GrammarRequest
 from fwk_jobs.client import JobError, JobProcess
@@ -87,4 +87,5 @@ def _told(error: JobError, what: str, cpu_seconds: float, max_bytes: int) -> Exc
             return NotServed(f"too many requests wait for {what}", 503, 1)
         case "closed":
             return NotServed("the server is stopping", 503)
-    return RequestFailed(f"{what} failed")
+    kind, _, why = str(error).partition(": ")
+    return RequestFailed(f"{what} failed: {why}" if kind == PluginFault.__name__ else f"{what} failed")

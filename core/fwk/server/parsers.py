@@ -9,6 +9,7 @@ from fwk.config import Config
 from fwk.interfaces.declaration import Facts
 from fwk.interfaces.parser import ParserContext, ReasoningParserSpec, ToolParserSpec
 from fwk.plugins import Candidate, PluginFactory, PluginSet, Registered, Selection, choose, load_object
+from fwk.plugins.answers import named
 from fwk.plugins.selection import AUTO, own_name, ranked
 
 
@@ -19,7 +20,9 @@ class ParserChoice:
         self.selection = select_parser(family, requested, factory.plugins, template)
         item = self.selection.chosen
         self.name = item.name if item is not None else "none"
-        self._class: Callable[[ParserContext], Any] | None = load_object(item) if item is not None else None
+        self._class: Callable[[ParserContext], Any] | None = (
+            named(item, load_object(item)) if item is not None else None
+        )
         self.is_none = item is None
         self._options = factory.options(item) if item is not None else None
 

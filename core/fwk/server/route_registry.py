@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from copy import copy
 from typing import Any
 
@@ -11,9 +12,11 @@ from fastapi.routing import APIRoute
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from fwk.errors import ConfigError, NotServed
+from fwk.errors import ConfigError, NotServed, PluginFault
 from fwk.interfaces.dialect import Dialect, openai_error
 from fwk.interfaces.model_names import is_form, names_of, read_all, replay
+from fwk.plugins.answers import guarded
+from fwk.plugins.discovery import OWN
 from fwk.server.authorization import Access, Guard
 from fwk.server.keys import Keys
 
@@ -53,6 +56,10 @@ class RouteRegistry:
         for route in admins:
             if isinstance(route, APIRoute):
                 route.app = self._for_served_models(route.app)
+        who = getattr(add, "who", "")
+        for route in [*routes, *admins] if who and f" ({OWN} " not in who else ():
+            if isinstance(route, APIRoute):
+                route.app = guarded(who, route.app, route.path)
         self._check(owner, [*routes, *admins])
         self.remove(owner)
         self.guard.let(admins, Access.ADMIN)
@@ -89,7 +96,8 @@ class RouteRegistry:
         for match in (Match.FULL, Match.PARTIAL):  # another dialect may have the path for another method
             for owner, dialect in self._dialects.items():
                 if any(route.matches(scope)[0] is match for route in self._owned[owner]):
-                    return dialect.error_body(status, message, param, code)
+                    with suppress(PluginFault):
+                        return dialect.error_body(status, message, param, code)
         if status == 404:
             told = (dialect.elsewhere.get(scope.get("path", "")) for dialect in self._dialects.values())
             message = next(filter(None, told), None) or self._address_to_use(scope) or message

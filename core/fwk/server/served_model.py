@@ -289,7 +289,7 @@ class ServedModel(ModelApp):
         if not self._has_started:
             return self.engines.pool.degraded()
         troubles = (self.engines.pool.degraded(), self.frontend.parts.trouble(), *self._plugins.left_out)
-        return next((one for one in (*troubles, *self.engines.pool.stats.troubles) if one), None)
+        return "; ".join(dict.fromkeys(one for one in (*troubles, *self.engines.pool.stats.troubles) if one)) or None
 
     def _note_weights(self, model: str, load_format: str | None) -> ServedWeights | None:
         """The files of a checkpoint as they are now; None when there is none, which an engine will say."""

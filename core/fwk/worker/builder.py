@@ -548,6 +548,7 @@ class WorkerBuilder:
             send=self._uploads.send,
         )
         if store is not None:
+            store.troubles = self.parts.troubles
             self.parts.store = store
             self.parts.operations |= store.operations()
 

@@ -63,8 +63,14 @@ class LocalWorker(Worker):
             if self._store is not None:
                 self._num_saved.append(self._store.num_saved)
         for work in self._between_steps:
-            with torch.inference_mode():
-                work()
+            try:
+                with torch.inference_mode():
+                    work()
+            except PluginFault as error:
+                if not self._may_lose_a_step:
+                    raise
+                self._parts.troubles.append(f"{error}; it is asked no more")
+                self._between_steps = [one for one in self._between_steps if one is not work]
         return pending
 
     def _launch(self, batch: Batch) -> Any:

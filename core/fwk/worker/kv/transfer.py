@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fwk.config import Config
+from fwk.errors import PluginFault
 from fwk.features.declared import moved_by
 from fwk.interfaces.attention import AttentionLayer
 from fwk.interfaces.device import Device, Event, NoEvent, Upload
@@ -71,6 +72,8 @@ class BlockStore:
         self._caches = [cache.view(cache.shape[0], -1).view(torch.uint8) for cache in caches]
         self._tiers = list(tiers)
         self._failed: set[str] = set()
+        self.troubles: list[str] = []
+        """Of tiers that failed, for ``StepResult.troubles``."""
         block_bytes = sum(cache.shape[1] for cache in self._caches)
         self._group = min(max(1, STAGING_BYTES // block_bytes), MAX_AT_ONCE)
         self._device = None if device is None or device.is_host else device
@@ -255,6 +258,8 @@ class BlockStore:
         if name not in self._failed:
             self._failed.add(name)
             log.warning("cache tier %s failed, serving continues without what it lacks: %r", name, error)
+            if isinstance(error, PluginFault):
+                self.troubles.append(f"{error}; serving continues without what it lacks")
 
 
 def tiers_of(config: Config, setup: ModelSetup) -> list[Registered]:

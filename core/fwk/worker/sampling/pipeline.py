@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fwk.errors import BlameSequence, one_line_traceback
+from fwk.errors import BlameSequence, PluginFault, one_line_traceback
 from fwk.interfaces.device import Upload
 from fwk.interfaces.sampling import LogitsProcessor, LogitsView, Sampler, SamplingRows
 from fwk.types import NewSequence
@@ -338,6 +338,10 @@ def _asked(processors: list[_Active], rows: StepRows) -> list[_Active]:
     return [active for active in processors if not active.slots.isdisjoint(in_step)]
 
 
+def _why(processor: LogitsProcessor, error: Exception) -> str:
+    return str(error) if isinstance(error, PluginFault) else f"logits processor {type(processor).__name__} failed"
+
+
 def _tell(processor: LogitsProcessor, error: Exception) -> None:
     log.error("logits processor %s raised: %s; one request ends", type(processor).__name__, one_line_traceback(error))
     log.debug("what it raised", exc_info=error)
@@ -351,7 +355,7 @@ def _add(processor: LogitsProcessor, new: NewSequence) -> bool:
         raise
     except Exception as error:
         _tell(processor, error)
-        raise BlameSequence(new.slot, f"logits processor {type(processor).__name__} failed") from error
+        raise BlameSequence(new.slot, _why(processor, error)) from error
 
 
 def _apply(processor: LogitsProcessor, slots: Set[int], logits: Tensor, view: LogitsView, send: Upload) -> Tensor:
@@ -363,7 +367,7 @@ def _apply(processor: LogitsProcessor, slots: Set[int], logits: Tensor, view: Lo
     except Exception as error:
         _tell(processor, error)
         slot = _culprit(processor, slots, logits, view, send)
-        raise BlameSequence(slot, f"logits processor {type(processor).__name__} failed") from error
+        raise BlameSequence(slot, _why(processor, error)) from error
 
 
 def _ends(processor: LogitsProcessor, slot: int, token_ids: list[int]) -> int | None:
@@ -381,7 +385,7 @@ def _blamed(processor: LogitsProcessor, slot: int, error: Exception) -> BlameSeq
     if isinstance(error, BlameSequence) and error.slot == slot:
         return error
     _tell(processor, error)
-    return BlameSequence(slot, f"logits processor {type(processor).__name__} failed")
+    return BlameSequence(slot, _why(processor, error))
 
 
 def _culprit(processor: LogitsProcessor, slots: Set[int], logits: Tensor, view: LogitsView, send: Upload) -> int:

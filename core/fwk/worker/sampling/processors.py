@@ -5,12 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from fwk.errors import FwkError
+from torch import Tensor
+
+from fwk.errors import FwkError, shaped
 from fwk.interfaces.sampling import LogitsProcessor, LogitsProcessorSpec
 from fwk.plugins import PluginFactory, Registered, find
+from fwk.plugins.answers import checked
 from fwk.worker.sampling.pipeline import Place, SamplingPipeline
 
 FAMILY = "logits_processors"
+
+
+def _edited(answer: Any, logits: Tensor, view: Any) -> str | None:
+    return shaped(answer, logits.shape, logits.dtype)
 
 
 class ProcessorBuilder:
@@ -25,12 +32,15 @@ class ProcessorBuilder:
 
     def build_all(self) -> dict[Place, LogitsProcessor]:
         """Every processor that takes part."""
-        return {_place(item): built for item, built in self._factory.build_all(FAMILY, self._context, host=None)}
+        built = self._factory.build_all(FAMILY, self._context, host=None)
+        return {_place(item): checked(item, processor, apply=_edited) for item, processor in built}
 
     def build(self, name: str, values: dict[str, object]) -> LogitsProcessor:
         """One processor with other options than the run's. Raises ``FwkError``."""
         item = find(self._factory.plugins, FAMILY, name)
-        return PluginFactory(self._factory.plugins, {item.key: values}).build(item, self._context)
+        return checked(
+            item, PluginFactory(self._factory.plugins, {item.key: values}).build(item, self._context), apply=_edited
+        )
 
     def place(self, name: str) -> Place:
         """Where a processor stands among the others. Raises ``PluginError`` for an unknown name."""

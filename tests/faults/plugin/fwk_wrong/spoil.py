@@ -1,0 +1,201 @@
+"""The plugins' classes: a built-in's, of which a method answers otherwise once an order says so."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI
+
+from fwk.interfaces.dialect import Dialect
+from fwk.interfaces.engine_pool import EnginePool
+from fwk.interfaces.feature import EnginePart, RequestPart, ServerPart, WorkerPart
+from fwk_wrong import BASES, NAME, base
+from fwk_wrong.wire import Told
+
+ORDER = Path(os.environ.get("WRONG_ORDER") or Path(os.environ.get("TMPDIR", "/tmp")) / "order.json")
+"""``{"method": "cache.match", "kind": "raises"}``, until it is carried out."""
+
+
+class Fault(Exception):
+    """What a method raises."""
+
+    def __init__(self) -> None:
+        super().__init__("a fault of the tests: /srv/secret/weights.bin at 0x7f00deadbeef")
+
+
+def _raise(answer: Any) -> Any:
+    raise Fault
+
+
+def _crash(number: signal.Signals) -> Callable[[Any], Any]:
+    return lambda answer: signal.raise_signal(number)
+
+
+def _filled(number: int) -> Callable[[Any], Any]:
+    return lambda answer: answer.clone().fill_(number)
+
+
+KINDS: dict[str, Callable[[Any], Any]] = {
+    "raises": _raise,
+    "None": lambda answer: None,
+    "float": lambda answer: 1.5,
+    "string": lambda answer: "wrong",
+    "object": lambda answer: object(),
+    "empty": lambda answer: answer[:0],
+    "too long": lambda answer: answer.repeat(2, *[1] * (answer.dim() - 1)),
+    "wider": lambda answer: answer.repeat(1, 2),
+    "dtype": lambda answer: answer.bool(),
+    "huge": _filled(10**6),
+    "negative": _filled(-7),
+    "SIGSEGV": _crash(signal.SIGSEGV),
+    "SIGABRT": _crash(signal.SIGABRT),
+    "SIGBUS": _crash(signal.SIGBUS),
+}
+
+
+def _ordered(method: str) -> Callable[[Any], Any] | None:
+    """What the order makes of the answer of a method, once; None: there is no order for it."""
+    if not ORDER.exists():
+        return None
+    with suppress(OSError, ValueError):
+        order = json.loads(ORDER.read_text())
+        if order["method"] == method:
+            ORDER.unlink()  # another process may have been first
+            return KINDS[order["kind"]]
+    return None
+
+
+def spoiled(cls: type[Any], family: str, names: Iterator[str] | None = None) -> type[Any]:
+    """The class, whose public methods carry out orders for ``FAMILY.METHOD``."""
+    body: dict[str, Any] = {}
+    for name in dir(cls) if names is None else names:
+        if name.startswith("_"):
+            continue
+        own = inspect.getattr_static(cls, name)
+        if isinstance(own, property) and own.fget is not None:
+            body[name] = property(_spoiled(own.fget, f"{family}.{name}"))
+        elif inspect.isfunction(own):
+            body[name] = _spoiled(own, f"{family}.{name}")
+    return type(f"Wrong{cls.__name__}", (cls,), body)
+
+
+def _spoiled(method: Callable[..., Any], name: str) -> Callable[..., Any]:
+    if inspect.iscoroutinefunction(method):
+
+        @wraps(method)
+        async def wait(*args: Any, **given: Any) -> Any:
+            answer, spoil = await method(*args, **given), _ordered(name)
+            return answer if spoil is None else spoil(answer)
+
+        return wait
+
+    @wraps(method)
+    def call(*args: Any, **given: Any) -> Any:
+        answer, spoil = method(*args, **given), _ordered(name)
+        return answer if spoil is None else spoil(answer)
+
+    return call
+
+
+def _overridden(cls: type[Any]) -> Iterator[str]:
+    """What a class of a built-in does otherwise than its interface, or that has no default."""
+    for name in dir(cls):
+        owner = next(c for c in cls.__mro__ if name in c.__dict__)
+        if not owner.__module__.startswith("fwk.interfaces"):
+            yield name
+
+
+def _made(hook: str) -> Any:
+    spec = base(hook)
+    module, _, name = spec.load.partition(":")
+    found = getattr(importlib.import_module(module), name)
+    own: Any = spoiled(found, hook, _overridden(found))
+    options = spec.options
+    if options is None:
+        return own
+
+    def begin(self: Any, context: Any) -> None:
+        found.__init__(self, replace(context, options=options()))
+
+    return type(own.__name__, (own,), {"__init__": begin})
+
+
+class WrongDialect(Dialect):
+    """Says what it is called."""
+
+    def routes(self, app: FastAPI) -> None:
+        async def name() -> dict[str, str]:
+            return self.named()
+
+        app.add_api_route("/wrong", name, methods=["GET"])
+
+    def named(self) -> dict[str, str]:
+        return {"name": NAME}
+
+    def error_body(self, status: int, message: str, param: str | None, code: str | None) -> dict[str, Any]:
+        return {"error": {"message": message}}
+
+
+class WrongRequestPart(RequestPart):
+    async def enter(self, item: Any) -> Told:
+        return Told()
+
+
+class WrongServer(ServerPart):
+    def open(self, item: Any, caller: str) -> RequestPart | None:
+        return SpoiledRequest() if item.sampling.extra.get("wrong_feature") else None
+
+
+class WrongEngine(EnginePart):
+    wants_steps = True
+
+    def step(self, sequence: Any, start: int, count: int) -> Told:
+        return Told()
+
+    def stats(self) -> Told:
+        return Told()
+
+
+class WrongWorker(WorkerPart):
+    def operations(self) -> dict[str, Callable[..., Any]]:
+        return {"told": self.told}
+
+    def told(self) -> int:
+        return 1
+
+    def computed(self, batch: Any, forward: Any, hidden: Any, logits: Any) -> Any:
+        return [s.slot for s in batch.sequences]
+
+    def results(self, made: Any) -> dict[int, Told]:
+        return {slot: Told() for slot in made}
+
+
+SpoiledRequest = spoiled(WrongRequestPart, "request")
+_OWN = {
+    "engine_pools": lambda: spoiled(EnginePool, "engine_pools"),
+    "dialects": lambda: spoiled(WrongDialect, "dialects"),
+    "server_part": lambda: spoiled(WrongServer, "server"),
+    "engine_part": lambda: spoiled(WrongEngine, "engine"),
+    "worker_part": lambda: spoiled(WrongWorker, "worker"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in BASES:
+        made = _made(name)
+    elif name in _OWN:
+        made = _OWN[name]()
+    else:
+        raise AttributeError(name)
+    globals()[name] = made
+    return made

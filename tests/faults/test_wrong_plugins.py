@@ -1,0 +1,221 @@
+"""Plugins of every family that raise and answer what cannot be used, in a server: who asked is told in whose name.
+
+``docs/testing.md`` has the table of ``CASES``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fwk.plugins.families import FAMILIES
+from tests.helpers.packages import write_metadata
+from tests.helpers.rig import Server, assert_no_leak, install_plugins, until, write_model
+from tests.helpers.servers import Start, starting
+
+MIXTURE = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 4}
+NAME = "'wrong' (fwk-wrong 1.0)"
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+CHAT = {"messages": [{"role": "user", "content": "Hello"}]}
+
+CHOSEN = {
+    "attention_backend", "operator_backend", "moe_runner_backend", "sampling_backend", "prefix_cache", "cache_tiers",
+    "schedule_policy", "grammar_backend", "tool_call_parser", "reasoning_parser", "executor", "speculative_algorithm",
+    "quantization",
+}  # fmt: skip
+FLAGS = ("--enable-plugin", "fwk-wrong", "--disable-cuda-graph", "--wrong-observer", "--max-total-tokens", "1024")
+
+OUTCOMES = {
+    "request": "the request ends with its name, others continue",
+    "step": "the requests that run end with its name, the next are served",
+    "start": "the server does not start, and says its name",
+    "log": "the request is served, the log has its name",
+    "degraded": "requests are served without it, /health and the log have its name",
+    "feature": "the feature's requests end with its name, later ones are refused with it",
+    "engine": "the engine ends with its name and another is started",
+}
+"""What becomes of a wrong answer."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A method of the plugin that answers something else, once."""
+
+    family: str
+    method: str
+    kind: str
+    outcome: str
+    body: dict[str, Any]
+    hook: str = ""
+
+    @property
+    def order(self) -> str:
+        hook = self.hook or FAMILIES[self.family].hook
+        return json.dumps({"method": f"{hook}.{self.method}", "kind": self.kind})
+
+    @property
+    def who(self) -> str:
+        return f"{FAMILIES[self.family].noun} {NAME}"
+
+
+def cases(
+    family: str, method: str, kinds: str, outcome: str, body: dict[str, Any] | None = None, hook: str = ""
+) -> list[Case]:
+    return [Case(family, method, kind, outcome, body or {}, hook) for kind in kinds.split(", ")]
+
+
+TENSOR = "raises, None, string, empty, too long, wider, dtype"
+FEATURE = {"wrong_feature": True}
+CALLS = CHAT | {"tools": TOOLS}
+BIASED = {"logit_bias": {"5": 1}}
+
+CASES = [
+    *cases("attention", "forward", TENSOR, "step"),
+    *cases("quant", "apply", TENSOR, "step"),
+    *cases("operators", "rms_norm", TENSOR, "step"),
+    *cases("moe", "apply", TENSOR, "step"),
+    *cases("samplers", "sample", "raises, None, string, empty, too long, huge, negative", "step"),
+    *cases("logits_processors", "add", "raises, string", "request", BIASED),
+    *cases("logits_processors", "apply", TENSOR, "request", BIASED),
+    *cases("logits_processors", "remove", "raises", "step", BIASED),
+    *cases("grammar", "compile", "raises, None, string", "request", {"regex": "[ab]+%d"}),
+    *cases("tool_parsers", "feed", "raises, None, string", "request", CALLS),
+    *cases("tool_parsers", "finish", "raises, None", "request", CALLS),
+    *cases("reasoning_parsers", "feed", "raises, None, float", "request", CHAT),
+    *cases("dialects", "named", "raises", "request", {"_get": "/wrong"}),
+    *cases("dialects", "error_body", "raises, None, string", "log", {"_post": "/wrong"}),
+    *cases("features", "open", "raises, string", "request", FEATURE, "server"),
+    *cases("features", "check", "raises", "request", FEATURE, "server"),
+    *cases("features", "trouble", "raises, float", "log", {"_get": "/health"}, "server"),
+    *cases("features", "check", "raises, None, string", "request", FEATURE, "request"),
+    *cases("features", "enter", "raises, string, float", "request", FEATURE, "request"),
+    *cases("features", "output", "raises, None, string", "request", FEATURE, "request"),
+    *cases("features", "ended", "raises", "log", FEATURE, "request"),
+    *cases("features", "begin", "raises", "request", FEATURE, "worker"),
+    *cases("features", "inputs", "raises", "step", FEATURE, "worker"),
+    *cases("features", "computed", "raises", "step", FEATURE, "worker"),
+    *cases("features", "results", "raises, None, string", "step", FEATURE, "worker"),
+    *cases("features", "wants_hidden", "raises, None, string", "step", FEATURE, "worker"),
+    *cases("features", "calls_layers", "raises, None", "step", FEATURE, "worker"),
+    *cases("features", "next_tokens", "raises, None, float", "step", FEATURE, "worker"),
+    *cases("features", "forget", "raises", "log", FEATURE, "worker"),
+    *cases("observers", "request_finished", "raises", "log"),
+    *cases("cache_tiers", "put", "raises", "degraded"),
+    *cases("schedulers", "order", "None", "degraded"),
+    *cases("speculative", "propose", "None", "degraded"),
+    *cases("features", "step", "raises", "feature", FEATURE, "engine"),
+]
+ONCE = [next(group) for _, group in groupby(CASES, lambda case: case.family)]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("site")
+    found = install_plugins(folder)
+    write_metadata(folder, "fwk-wrong", {"tests.wrong": "fwk_wrong"})
+    return found
+
+
+@pytest.fixture(scope="module")
+def spawn(path: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
+    with starting(write_model(tmp_path_factory.mktemp("model") / "tiny", **MIXTURE), path) as start:
+        yield start
+
+
+@pytest.fixture(scope="module")
+def server(spawn: Start) -> Server:
+    chosen = [word for name in sorted(CHOSEN) for word in (f"--{name.replace('_', '-')}", "wrong")]
+    return spawn(*FLAGS, *chosen)
+
+
+def ask(server: Server, body: dict[str, Any], prompt: str) -> Any:
+    if "_get" in body:
+        return server.get(body["_get"])
+    if "_post" in body:
+        return server.post({}, body["_post"])
+    body = {"max_tokens": 8, "temperature": 0} | body
+    if "messages" in body:
+        return server.post(body, "/v1/chat/completions")
+    if "regex" in body:
+        body |= {"regex": body["regex"] % len(server.log)}  # which was not compiled yet
+    return server.post({"prompt": prompt * 4} | body)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(
+            case,
+            id=f"{case.hook or case.family}.{case.method}-{case.kind}",
+            marks=() if case in ONCE else pytest.mark.sweep,
+        )
+        for case in CASES
+    ],
+)
+def test_a_wrong_answer_is_told_in_its_name(server: Server, case: Case) -> None:
+    number, start, order = CASES.index(case), len(server.log), server.folder / "order.json"
+    order.write_text(case.order)
+    prompt = f"Request {number}, which no block holds yet. "
+    reply = ask(server, case.body, prompt)
+    until(lambda: not order.exists(), 1, "a call of the method")
+    assert_no_leak(reply.text)
+    if case.outcome in ("request", "step", "feature"):
+        assert reply.status_code == 500, reply.text
+        assert case.who in reply.text, reply.text
+    else:
+        until(lambda: case.who in server.log[start:] + reply.text, 3, "its name in the log")
+    if case.outcome == "degraded":
+        until(lambda: case.who in server.get("/health").json().get("reason", ""), 3, "its name in /health")
+    again = ask(server, case.body, prompt)
+    if case.outcome == "feature":
+        assert (again.status_code, case.who in again.text) == (500, True), again.text
+    else:
+        assert again.status_code < 500, again.text
+    assert "Traceback" not in server.log[start:]
+    until(server.is_idle, 10, "no block held")
+    assert server.health() == 200
+
+
+def test_the_server_is_as_it_was(server: Server) -> None:
+    server.check_invariants(may_log_errors=True)
+
+
+@pytest.mark.gate(1)
+@pytest.mark.parametrize("name", ["SIGSEGV", "SIGBUS", "SIGABRT"])
+def test_a_crash_in_native_code_is_told_in_its_name(spawn: Start, name: str) -> None:
+    server = spawn(*FLAGS, "--attention-backend", "wrong", "--health-monitor", "true")
+    (server.folder / "order.json").write_text(json.dumps({"method": "attention_backends.forward", "kind": name}))
+    reply = ask(server, {}, "Hello")
+    assert_no_leak(reply.text)
+    until(lambda: f"({name}) in plugin 'tests.wrong' from fwk-wrong 1.0" in server.log, 3, "its name in the log")
+    until(lambda: server.health() == 200, 60, "another engine")
+    assert ask(server, {}, "Hello").status_code == 200
+
+
+def table() -> str:
+    """The cases, for docs/testing.md."""
+    lines = ["| family | method | answers | what becomes of it |", "|---|---|---|---|"]
+    for key, group in groupby(CASES, lambda case: (case.family, case.hook, case.method, case.outcome)):
+        family, part, method, outcome = key
+        kinds = ", ".join(case.kind for case in group)
+        where = f"{family} ({part})" if part else family
+        lines.append(f"| {where} | `{method}` | {kinds} | {OUTCOMES[outcome]} |")
+    return "\n".join([f"{len(CASES)} cases:", "", *lines])
+
+
+def test_the_page_has_all_cases() -> None:
+    page = Path(__file__).parents[2] / "docs/testing.md"
+    assert len(CASES) >= 90
+    assert f"<!-- wrong-plugins -->\n{table()}\n<!-- /wrong-plugins -->" in page.read_text(), (
+        "python -m tests.faults.test_wrong_plugins"
+    )
+
+
+if __name__ == "__main__":
+    print(table())
