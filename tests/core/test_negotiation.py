@@ -171,7 +171,7 @@ def test_each_limit_is_a_sentence(limit: Limit, facts: dict[str, Any], wanted: d
 @pytest.mark.parametrize(
     ("specs", "message"),
     [
-        ([attention("x", limits=(Limit("kv_type", ("auto",)),))], "'x' has a limit on 'kv_type', which no run has"),
+        ([attention("x", limits=(Limit("kv_type", ("auto",)),))], "which no run has (did you mean 'kv_dtype'?)"),
         ([attention("x", asks=(Ask("observers", frozenset({"f"})),))], "'x' asks something of 'observers'"),
         ([DialectSpec(name="x", load="a:b", limits=(Limit("dtype", ("float32",)),))], "has limits, but a HTTP dialect"),
         (

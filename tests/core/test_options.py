@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import get_args
+from types import ModuleType
+from typing import Literal, get_args
 
 import pytest
+from pydantic import BaseModel, ConfigDict
+from tests.helpers.fake_plugins import declare
 
-from fwk import Options, PrefixCacheSpec, hookimpl, option
+from fwk import LoadBalancerSpec, Options, PrefixCacheSpec, hookimpl, option
 from fwk.cli.common import read_options
 from fwk.cli.main import main
 from fwk.cli.option_parsing import Parser, help_text
@@ -18,6 +21,7 @@ from fwk.config.wire import from_plain, to_plain
 from fwk.errors import ConfigError, PluginError
 from fwk.plugins import build_config, discover, option_owners
 from fwk.plugins.options import flag
+from fwk.plugins.selection import plugin_options
 from fwk_kit.cli.arguments import page
 from fwk_kit.testing.base import installed
 
@@ -116,6 +120,57 @@ def test_plugin_options_appear_under_the_plugins_name(capsys: pytest.CaptureFixt
     text = capsys.readouterr().out
     assert "schedulers.lpm (schedule policy, from fwk):" in text
     assert text.index("schedulers.lpm (") < text.index("--lpm-window", text.index("schedulers.lpm ("))
+
+
+class Shape(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    tile: int = 3
+    kind: Literal["a", 4] = "a"
+
+
+class TypedOptions(Options):
+    acme_bits: Literal[2, 4, 8] = option(4, "A number of a few.")
+    acme_maybe: Literal[4, 8] | None = option(None, "The same, or nothing.")
+    acme_sizes: tuple[Literal["auto", 4], ...] = option((), "Several of a few.")
+    acme_shape: Shape = option(Shape(), "Nested.")
+    acme_shapes: tuple[Shape, ...] = option((), "Several nested ones.")
+    acme_weights: dict[str, int] = option({}, "By name.")
+    acme_text: str = option("", "JSON that the plugin reads itself.")
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "wanted"),
+    [
+        ("acme_bits", "8", 8),
+        ("acme_bits", "3", "--acme-bits: Input should be 2, 4 or 8, not '3'"),
+        ("acme_maybe", "8", 8),
+        ("acme_sizes", ["AUTO", "4"], ("auto", 4)),
+        ("acme_shape", '{"tile": 4, "kind": 4}', Shape(tile=4, kind=4)),
+        ("acme_shape", {"tile": 4}, Shape(tile=4)),
+        ("acme_shape", '{"tiel": 4}', "--acme-shape.tiel: there is no such field (did you mean 'tile'?)"),
+        ("acme_shape", {"tile": "x"}, "--acme-shape.tile: Input should be a valid integer"),
+        ("acme_shape", '{"tile"', "--acme-shape is not JSON: Expecting ':'"),
+        ("acme_shape", '{"a":' * 20_000, "--acme-shape is not JSON: "),
+        ("acme_shapes", ['{"tile": 1}'], (Shape(tile=1),)),
+        ("acme_shapes", [{}, {"kid": "a"}], "--acme-shapes.1.kid: there is no such field (did you mean 'kind'?)"),
+        ("acme_weights", '{"a": 1}', {"a": 1}),
+        ("acme_weights", {"a": "x"}, "--acme-weights.a: Input should be a valid integer"),
+        ("acme_text", {"a": 1}, '{"a": 1}'),
+    ],
+)
+def test_numbers_of_a_few_and_nested_options_come_by_flag_and_by_yaml(name: str, given: object, wanted: object) -> None:
+    module = ModuleType("acme")
+    declare(module, "load_balancers", [LoadBalancerSpec(name="acme", load="a:b", options=TypedOptions)])
+    plugins = discover()
+    plugins.register(module, "load_balancers.acme", "acme", "1")
+    options = {"load_balance_method": "acme", "data_parallel_size": 2, name: given}
+    if isinstance(wanted, str) and wanted.startswith("--"):
+        with pytest.raises(ConfigError, match=re.escape(wanted)):
+            build_config(plugins, options)
+        return
+    config = from_plain(to_plain(build_config(plugins, options)))
+    assert getattr(plugin_options(plugins.by_family["load_balancers"]["acme"], config.plugin_options), name) == wanted
 
 
 def test_config_is_frozen() -> None:

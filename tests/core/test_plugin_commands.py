@@ -304,9 +304,15 @@ def test_test_runs_the_contract(tmp_path: Path) -> None:
     [told] = json.loads(fwk("plugins", "test", "right", "--json", site=site))
     assert (told["plugin"], told["package"], told["failed"]) == ("load_balancers.right", "fwk-right 0.1.0", {})
     assert told["passed"] >= 8
+    last = fwk("plugins", "test", "right", site=site).splitlines()[-1]
+    assert last == f"{told['passed']} promises checked, {len(told['skipped'])} not" + (
+        f", because {'; '.join(sorted(set(told['skipped'].values())))}" if told["skipped"] else ""
+    )
     [told] = json.loads(fwk("plugins", "test", "load_balancers.wrong", "--json", site=site, code=1))
     assert "test_chooses_one_of_those_it_is_given_and_changes_none" in told["failed"]
-    assert "no installed plugin or package is named 'rigth'" in here("plugins", "test", "rigth", code=2)
+    assert "no installed plugin or package is named 'radxi' (did you mean 'radix'?)" in here(
+        "plugins", "test", "radxi", code=2
+    )
 
 
 @pytest.mark.sweep

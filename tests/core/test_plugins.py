@@ -153,7 +153,7 @@ def test_a_half_loaded_plugin_leaves_nothing_behind() -> None:
     ("module", "message"),
     [
         (plugin(attention("x"), attention("x")), "declares attention.x twice"),
-        (plugin(hook="attention_backend"), "unknown hook 'attention_backend'"),
+        (plugin(hook="attention_backend"), "unknown hook 'attention_backend' (did you mean 'attention_backends'?)"),
         (plugin(attention("x", api=99)), "written for version 99 of the attention interface"),
         (plugin(SchedulePolicySpec(name="x", load="a:b")), "must return AttentionBackendSpec objects"),
     ],

@@ -56,7 +56,7 @@ def outcomes(folder: Path, *words: str) -> dict[str, dict[str, str]]:
     ]
     (folder / "pytest.ini").write_text("[pytest]\n")
     done = subprocess.run(
-        [*command, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=600, check=False
+        [*command, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=1500, check=False
     )
     assert report.is_file(), done.stdout + done.stderr
     found: dict[str, dict[str, str]] = {}
@@ -152,6 +152,7 @@ def test_a_plugin_with_another_fault_fails(judged_others: dict[str, dict[str, st
 
 
 @pytest.mark.sweep
+@pytest.mark.timeout(1600)  # one server or two for each
 def test_every_template_passes_its_whole_contract(tmp_path: Path) -> None:
     """In processes of their own too, and served."""
     for family in WRONG:

@@ -17,7 +17,7 @@ from fwk import hookspecs
 from fwk.config import EngineOptions, ModelOptions, Options, PluginOptions, ServerOptions, aliases_of
 from fwk.errors import PluginError
 from fwk.interfaces.declaration import LIMITED, Declaration
-from fwk.plugins.families import FAMILIES, ORDER, PARTS, VERSIONS
+from fwk.plugins.families import FAMILIES, ORDER, PARTS, VERSIONS, closest
 from fwk.plugins.versions import Adapter, ApiVersion
 
 GROUP = "fwk"
@@ -218,8 +218,9 @@ class PluginSet:
         found: list[Declaration] = []
         for caller in self.manager.get_hookcallers(plugin) or []:
             if caller.spec is None:
-                known = ", ".join(sorted(family.hook for family in FAMILIES.values()))
-                raise TypeError(f"implements unknown hook {caller.name!r}; hooks: {known}")
+                known = sorted(family.hook for family in FAMILIES.values())
+                hint = closest(caller.name, known)
+                raise TypeError(f"implements unknown hook {caller.name!r}{hint}; hooks: {', '.join(known)}")
             spec = next(family.spec for family in FAMILIES.values() if family.hook == caller.name)
             for impl in caller.get_hookimpls():
                 if impl.plugin is plugin:
@@ -285,12 +286,14 @@ def _check_terms(item: Declaration) -> None:
     for limit in item.limits:
         if limit.fact not in LIMITED | set(ORDER):
             raise TypeError(
-                f"{item.name!r} has a limit on {limit.fact!r}, which no run has: there are "
+                f"{item.name!r} has a limit on {limit.fact!r}, which no run has"
+                f"{closest(limit.fact, LIMITED | set(ORDER))}: there are "
                 f"{', '.join(sorted(LIMITED))}, and the families {', '.join(ORDER)}"
             )
     for ask in item.asks:
         if ask.family not in ORDER:
-            raise TypeError(f"{item.name!r} asks something of {ask.family!r}, which is none of {', '.join(ORDER)}")
+            hint, known = closest(ask.family, ORDER), ", ".join(ORDER)
+            raise TypeError(f"{item.name!r} asks something of {ask.family!r}{hint}, which is none of {known}")
 
 
 def discover(

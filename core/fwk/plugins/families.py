@@ -5,7 +5,9 @@ The public names of declarations (``fwk.XSpec``), ``VERSIONS`` and the kit's sui
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 
 from fwk.interfaces.attention import AttentionBackendSpec
 from fwk.interfaces.balance import LoadBalancerSpec
@@ -169,6 +171,13 @@ _ALL = [
     ),
     Family("features", "feature", FeatureSpec, "features:FeatureSuite", takes_all=True),
 ]
+
+
+def closest(word: str, words: Iterable[str]) -> str:
+    """A hint at the word that was probably meant; empty if there is none."""
+    close = get_close_matches(word, list(words), 1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
 
 FAMILIES: dict[str, Family] = {family.spec.family: family for family in _ALL}
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, cast, get_args, get_origin
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from fwk.config import (
     Config,
@@ -29,12 +29,11 @@ from fwk.errors import ConfigError, PluginError, what_is_wrong
 from fwk.interfaces.prefix_cache import CacheTierSpec
 from fwk.plugins.catalogue import read_catalogue
 from fwk.plugins.discovery import PluginSet, Registered
-from fwk.plugins.families import FAMILIES, Family
+from fwk.plugins.families import FAMILIES, Family, closest
 from fwk.plugins.lock import check_lock
 from fwk.plugins.peers import FALSE, TRUE, foreign, meant, note
 from fwk.plugins.selection import (
     AUTO,
-    closest,
     enabled_by_name,
     find,
     is_enabled,
@@ -168,7 +167,8 @@ def _written(plugins: PluginSet, name: str, value: Any, meaning: _Meaning) -> An
         return [_named(plugins, meaning, x) if isinstance(x, str) else x for x in _listed(value)]
     if isinstance(value, str):
         return _named(plugins, meaning, value)
-    return json.dumps(value) if isinstance(value, Mapping) else value  # JSON, as YAML writes it
+    is_json = isinstance(value, Mapping) and _nested(meaning.kind) is None
+    return json.dumps(value) if is_json else cast("Any", value)  # an object of JSON, as YAML writes it
 
 
 def _constant(plugins: PluginSet, name: str, value: Any, meaning: _Meaning) -> Any:
@@ -197,14 +197,33 @@ def _listed(given: Any) -> Sequence[Any]:
     return values
 
 
-def _named(plugins: PluginSet, meaning: _Meaning, value: str) -> str:
+def _literals(kind: Any) -> tuple[Any, ...]:
+    """The words and numbers that an option's type lists."""
+    args = get_args(kind)
+    return args if get_origin(kind) is Literal else tuple(word for part in args for word in _literals(part))
+
+
+def _nested(kind: Any) -> Any:
+    """The model, or ``dict``, whose fields an option of this type has; None: it has none."""
+    if kind is dict or get_origin(kind) is dict:
+        return cast("Any", dict)
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return kind
+    return next((found for part in get_args(kind) if (found := _nested(part)) is not None), None)
+
+
+def _named(plugins: PluginSet, meaning: _Meaning, value: str) -> Any:
     """A value as it is called here: a plugin's name or a word in its own case, or another server's value as ours."""
     option = meaning.option
     family = next((f for f in FAMILIES.values() if option == f.option or option in f.part_options), None)
     if family is None:
-        literal = get_args(meaning.kind) if get_origin(meaning.kind) is Literal else ()
-        words = {str(word).lower(): str(word) for word in literal}
-        return words.get(value.lower()) or meant(option, value)
+        words = {str(word).lower(): word for word in _literals(meaning.kind)}
+        if value[:1] in ("{", "[") and _nested(meaning.kind) is not None:
+            try:
+                return json.loads(value)
+            except (ValueError, RecursionError) as error:
+                raise ConfigError(f"{flag(option)} is not JSON: {error}") from None
+        return words[value.lower()] if value.lower() in words else meant(option, value)
     names = {item.name for item in plugins.family(family.spec.family)}
     own = value if value in names else value.lower() if value.lower() in names else None
     return own or own_name(plugins, family.spec.family, meant(family.option or option, value, option))
@@ -310,11 +329,11 @@ def _validated(model: type[Options], values: Mapping[str, Any]) -> Any:
         options = model.model_validate(dict(values))
     except ValidationError as error:
         first = error.errors()[0]
-        name = f"{flag(str(first['loc'][0]))}: " if first["loc"] else ""
         field = model.model_fields.get(str(first["loc"][0])) if first["loc"] else None
+        name, hint = _where(model, first["loc"]) if first["loc"] else ("", "")
         given = "what was given" if field is not None and is_secret(field) else repr(first["input"])
-        said = what_is_wrong(first, given)
-        raise ConfigError(said if said.startswith(name.strip(": ") or "--") else f"{name}{said}") from None
+        said = what_is_wrong(first, given) if first["type"] != "extra_forbidden" else f"there is no such field{hint}"
+        raise ConfigError(said if said.startswith(name or "--") else f"{name}: {said}" if name else said) from None
     except Exception as error:  # a plugin's own check that is broken
         flags = ", ".join(map(flag, values))
         raise PluginError(
@@ -325,6 +344,17 @@ def _validated(model: type[Options], values: Mapping[str, Any]) -> Any:
         if switch is not None and not getattr(options, switch):
             raise ConfigError(f"{flag(name)} does nothing without {flag(switch)}: add it, or leave {flag(name)} out")
     return options
+
+
+def _where(model: type[BaseModel], place: Sequence[Any]) -> tuple[str, str]:
+    """The flag that an error is about, with the path into its value, and a hint at a field that may have been meant."""
+    name, hint = flag(str(place[0])), ""
+    kind = _nested(model.model_fields[place[0]].annotation) if place[0] in model.model_fields else None
+    for part in place[1:] if kind is not None else ():
+        fields = getattr(kind, "model_fields", {})
+        name, hint = f"{name}.{part}", closest(str(part), fields)
+        kind = _nested(fields[part].annotation) if part in fields else kind
+    return name, hint
 
 
 def _meanings(plugins: PluginSet) -> dict[str, _Meaning]:

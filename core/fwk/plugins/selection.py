@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from fwk.errors import ConfigError, PluginError, PluginLoadError, what_is_wrong
 from fwk.interfaces.declaration import Declaration, Facts, Host, Needs
 from fwk.interfaces.prefix_cache import PrefixCacheSpec
 from fwk.plugins.discovery import OWN, Broken, PluginSet, Registered
-from fwk.plugins.families import FAMILIES, NAMED
+from fwk.plugins.families import FAMILIES, NAMED, closest
 
 log = logging.getLogger(__name__)
 
@@ -81,12 +80,6 @@ def find(plugins: PluginSet, family: str, name: str) -> Registered:
     hint = closest(name, installed)
     lost = "".join(f"; {broken.sentence()}" for broken in plugins.broken if not hint)
     raise PluginError(f"unknown {noun} {name!r}{hint}; installed: {', '.join(installed) or 'none'}{lost}")
-
-
-def closest(word: str, words: Iterable[str]) -> str:
-    """A hint at the word that was probably meant; empty if there is none."""
-    close = difflib.get_close_matches(word, list(words), 1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def own_name(plugins: PluginSet, family: str, requested: str) -> str:

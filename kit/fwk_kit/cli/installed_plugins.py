@@ -14,7 +14,8 @@ from fwk.cli.option_parsing import Parser
 from fwk.config import Config
 from fwk.errors import ConfigError
 from fwk.plugins import FAMILIES, PluginSet, discover
-from fwk.plugins.selection import closest, is_named
+from fwk.plugins.families import closest
+from fwk.plugins.selection import is_named
 
 
 def list_plugins(argv: Sequence[str]) -> int:

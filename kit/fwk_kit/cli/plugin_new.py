@@ -10,9 +10,9 @@ from pathlib import Path
 from fwk import __version__
 from fwk.errors import ConfigError
 from fwk.plugins import FAMILIES, PluginSet
-from fwk.plugins.families import NAMED
+from fwk.plugins.families import NAMED, closest
 from fwk.plugins.options import flag
-from fwk.plugins.selection import caches_with_tiers, closest
+from fwk.plugins.selection import caches_with_tiers
 
 NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from fwk.errors import ConfigError
 from fwk.plugins import PluginSet, Registered
+from fwk.plugins.families import closest
 
 CONTRACTS = "fwk.contracts"
 """Entry points, named like the plugin's, of modules with a subclass of its family's suite."""
@@ -42,7 +43,8 @@ def named(plugins: PluginSet, name: str) -> list[Registered]:
     found = [item for item in plugins.all() if name in (item.name, item.key, item.package)]
     if found:
         return found
-    raise ConfigError(f"no installed plugin or package is named {name!r}: see 'fwk plugins list'")
+    hint = closest(name, {word for item in plugins.all() for word in (item.name, item.key, item.package)})
+    raise ConfigError(f"no installed plugin or package is named {name!r}{hint}: see 'fwk plugins list'")
 
 
 def test(item: Registered, quiet: bool) -> ContractResult:
