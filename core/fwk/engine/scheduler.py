@@ -426,6 +426,7 @@ class Scheduler:
             sequence.state_source,
             sequence.request.num_encoder_tokens,
             features.new(sequence, sequence.parts) if sequence.parts else {},
+            sequence.request.cache_namespace,
         )
         # After what came back, the first chunk needs no more blocks than it would have without.
         remaining = len(sequence.token_ids) - computed

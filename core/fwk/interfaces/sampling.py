@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from fwk.interfaces.dialect import TextTools
+
 
 @dataclass(slots=True)
 class LogitsView:
@@ -57,6 +59,7 @@ class SamplingContext:
     - ``eos_token_ids``: tokens that end a text; may be empty.
     - ``options``: the plugin's own options, validated; None where it declares none.
     - ``upload``: core's own way to the device; ``send`` takes it.
+    - ``text``: ``text()`` is the model's tokenizer; it may take a second when it is first called. None: in tests alone.
     """
 
     vocab_size: int
@@ -67,6 +70,7 @@ class SamplingContext:
     threads: NativeThreads = NO_THREADS
     token_bytes: Callable[[], Sequence[bytes]] = list
     upload: Upload | None = None
+    text: Callable[[], TextTools] | None = None
 
     @property
     def send(self) -> Upload:

@@ -82,6 +82,9 @@ class DraftView:
     - ``newest``: [num_seqs] int64 on the device: the newest token of each, of a decoder that ``drafts_late``, where
       only the device knows it, and how many of the step's drafts were accepted. ``num_tokens`` then counts all of them,
       and ``token_ids`` does not hold them; ``steps`` puts tokens where they belong. None: the host knows both.
+    - ``namespaces``: [num_slots]: of each slot's sequence the namespace of its K/V: what a request's ``cache_salt``,
+      its adapter and the like make of it. A decoder that drafts for one sequence what it has seen in another keeps them
+      apart by it: clients could else tell from the time of a reply what others have said.
     """
 
     slots: np.ndarray
@@ -91,6 +94,7 @@ class DraftView:
     steps: DraftSteps
     ahead: np.ndarray | int = 0
     newest: Tensor | None = None
+    namespaces: Sequence[str] = ()
 
 
 @dataclass(slots=True)

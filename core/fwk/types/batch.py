@@ -28,6 +28,7 @@ class NewSequence(msgspec.Struct, array_like=True):
     - ``state_source``: place of the kept state it continues from; -1: it begins with no token computed
     - ``num_encoder_tokens``: of the prompt, which an encoder reads; its decoder's begin at the next block
     - ``features``: what engine parts send the workers (``Wire.sequence``).
+    - ``cache_namespace``: sequences of another one share nothing with it (``DraftView.namespaces``).
     """
 
     slot: int
@@ -41,6 +42,7 @@ class NewSequence(msgspec.Struct, array_like=True):
     state_source: int = -1
     num_encoder_tokens: int = 0
     features: Features = {}
+    cache_namespace: str = ""
 
 
 class ScheduledSequence(msgspec.Struct, array_like=True):

@@ -565,11 +565,11 @@ class WorkerBuilder:
 
     def _sampling(self, table: SequenceTable) -> SamplingPipeline:
         opened = self._setup.opened
-        vocab_size = opened.config.vocab_size
+        vocab_size, text = opened.config.vocab_size, functools.cache(self._text)
 
         @functools.cache
         def token_bytes() -> list[bytes]:
-            return self._text().vocabulary.all_bytes(vocab_size)
+            return text().vocabulary.all_bytes(vocab_size)
 
         context = partial(
             SamplingContext,
@@ -580,6 +580,7 @@ class WorkerBuilder:
             threads=self.threads,
             token_bytes=token_bytes,
             upload=self._uploads.send,
+            text=text,
         )
         sampler: Sampler = self._factory.build("samplers", context)
         checked(self._factory.item("samplers"), sampler, sample=_picked)

@@ -14,6 +14,7 @@ from fwk.interfaces.sampling import LogitsProcessor, LogitsProcessorSpec, Logits
 from fwk.native.thread_pool import ThreadPool
 from fwk.plugins import Registered
 from fwk.types import SamplingParams
+from fwk_kit.testing.fake_frontend import ByteText
 from fwk_kit.testing.served import ServedSuite
 
 VOCAB, SLOTS, EOS = 80, 32, 2
@@ -43,7 +44,8 @@ class LogitsProcessorSuite(ServedSuite):
 
     def processor(self, item: Registered) -> LogitsProcessor:
         """One that has seen nothing."""
-        context = SamplingContext(VOCAB, SLOTS, torch.device("cpu"), (EOS,), self.given(item), ThreadPool())
+        host, options = torch.device("cpu"), self.given(item)
+        context = SamplingContext(VOCAB, SLOTS, host, (EOS,), options, ThreadPool(), text=ByteText)
         return self.make(item, context)
 
     def settings(self) -> list[SamplingParams]:

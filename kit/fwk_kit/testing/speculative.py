@@ -52,7 +52,8 @@ class SpeculativeDecoderSuite(ServedSuite):
             table[slot, : len(text)] = text
         lengths = np.array([len(text) for text in texts], np.int64)
         before = table.copy()
-        drafts = decoder.propose(DraftView(slots, lengths, np.full(len(texts), most, np.int64), table, cast(Any, None)))
+        limits, nowhere, names = np.full(len(texts), most, np.int64), cast(Any, None), [""] * SLOTS
+        drafts = decoder.propose(DraftView(slots, lengths, limits, table, nowhere, namespaces=names))
         assert np.array_equal(table, before), "propose() changed the sequences"
         assert len(drafts.token_ids) == len(texts), "a list for each sequence, empty or not"
         for i, tokens in enumerate(drafts.token_ids):

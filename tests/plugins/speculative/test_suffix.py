@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from fwk.interfaces.speculative import Drafts, DraftView, SpeculativeContext
+from fwk import LLM, SamplingParams
+from fwk.engine.progress import offline_bar
+from fwk.interfaces.sampling import SamplingContext
+from fwk.interfaces.speculative import Drafts, DraftView, SpeculativeContext, SpeculativeDecoder
+from fwk.types import cache_namespace
+from fwk_sampling.processors.truncation import Truncation
 from fwk_speculative._common.matches import longest_match
 from fwk_speculative._common.outputs import OutputStore
+from fwk_speculative.ngram import NgramOptions
+from fwk_speculative.ngram.decoder import NgramDecoder
 from fwk_speculative.suffix import SuffixOptions
 from fwk_speculative.suffix.decoder import SuffixDecoder
 
@@ -63,6 +72,32 @@ def test_the_first_token_is_the_trees_most_frequent() -> None:
             drafted += 1
             assert counts[found[0]] == max(counts.values())
     assert drafted > 200
+
+
+@pytest.mark.parametrize("kind", [SuffixDecoder, NgramDecoder])
+def test_outputs_are_followed_within_their_namespace_alone(kind: type[SpeculativeDecoder]) -> None:
+    """By the time of a reply clients could else tell what others, with another ``cache_salt``, have been told."""
+    options: Any = SuffixOptions(speculative_adaptive=False)
+    if kind is NgramDecoder:
+        options = NgramOptions(speculative_adaptive=False, speculative_ngram_capacity=100)
+    decoder = kind(SpeculativeContext(SLOTS, LENGTH, 100, cast(Any, None), options))
+    table, namespaces = np.zeros((SLOTS, LENGTH + 1), np.int32), [""] * SLOTS
+
+    def drafts(namespace: str, tokens: list[int], slot: int = 0) -> Any:
+        namespaces[slot] = namespace
+        table[slot, : len(tokens)] = tokens
+        lengths, most, nowhere = np.array([len(tokens)]), np.array([3]), cast(Any, None)
+        view = DraftView(np.array([slot]), lengths, most, table, nowhere, namespaces=namespaces)
+        return decoder.propose(view).token_ids[0]
+
+    for text in ([50, 51, 10], [50, 51, 10, 11, 12, 13, 14]):
+        drafts("mine", text)
+    namespaces[0] = "theirs"  # the slot's next sequence comes before the decoder hears of the end
+    decoder.forget([0])
+    assert list(drafts("mine", [60, 11, 12], 1))[:2] == [13, 14]
+    for namespace in ("theirs", ""):
+        assert list(drafts(namespace, [60, 11, 12], 2)) == []
+        decoder.forget([2])
 
 
 def test_outputs_of_ended_requests_are_followed() -> None:
@@ -142,3 +177,32 @@ def test_the_store_keeps_the_newest() -> None:
 @pytest.mark.parametrize(("text", "end"), [([], [1]), ([1], [1]), ([1, 2], []), ([1, 2, 3], [9])])
 def test_no_match(text: list[int], end: list[int]) -> None:
     assert longest_match(np.array(text, np.int32), np.array(end, np.int32))[1] == 0
+
+
+def test_a_server_tells_the_namespaces_and_the_tokenizer(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``DraftView.namespaces`` is what ``cache_salt`` makes of a request, ``SamplingContext.text`` reads text."""
+    seen: list[str] = []
+    ids: list[list[int]] = []
+    propose, begin = SuffixDecoder.propose, Truncation.__init__
+
+    def listen(self: SuffixDecoder, view: DraftView) -> Drafts:
+        seen.extend(view.namespaces[slot] for slot in view.slots.tolist())
+        return propose(self, view)
+
+    def ask(self: Truncation, context: SamplingContext) -> None:
+        assert context.text is not None
+        ids.append(context.text().encode("Hi", add_special_tokens=False))
+        begin(self, context)
+
+    monkeypatch.setattr(SuffixDecoder, "propose", listen)
+    monkeypatch.setattr(Truncation, "__init__", ask)
+    sampling = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
+    options: dict[str, Any] = {"load_format": "dummy", "max_total_tokens": 256, "speculative_algorithm": "suffix"}
+    with LLM(str(tiny_folder), **options) as llm:
+        item: Any = llm.inputs([[5, 6, 7]], sampling, 1)[0]
+        for salt in ("", "salt"):
+            seen.clear()
+            with offline_bar("prompts", 1, False) as bar:
+                list(llm._run([replace(item, cache_salt=salt)], bar, True))
+            assert set(seen) == {cache_namespace(salt, "")}
+        assert ids == [llm.text.encode("Hi", add_special_tokens=False)]

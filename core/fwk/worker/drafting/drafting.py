@@ -271,7 +271,7 @@ class Drafting(NoDrafting):
             most = self._most(slots, num_tokens)
             steps = Steps(self.plan, *self._steps, slots, num_tokens, fewer, 2 * self.max_drafts)
             view = DraftView(slots, num_tokens, most, self._table.token_ids, steps)
-            view.newest = newest.index_select(0, at)
+            view.newest, view.namespaces = newest.index_select(0, at), self._table.namespaces
             drafts = self._proposed(view)
             counts = [0] * len(slots)
             if isinstance(drafts.token_ids, Tensor):
@@ -383,7 +383,7 @@ class Drafting(NoDrafting):
         num_tokens = table.num_tokens[slots] - table.unknown[slots]
         most = self._most(slots, num_tokens)
         steps = Steps(self.plan, *self._steps, slots, num_tokens)
-        view = DraftView(slots, num_tokens, most, table.token_ids, steps)
+        view = DraftView(slots, num_tokens, most, table.token_ids, steps, namespaces=table.namespaces)
         if coming:
             levels = [1 + coming[slot].num_levels if slot in coming else 0 for slot in slots.tolist()]
             view.ahead = np.array(levels, np.int64)

@@ -49,6 +49,7 @@ class SequenceTable:
         self.num_encoder = np.zeros(num_slots + 1, np.int64)  # leading tokens of a prompt, which an encoder reads
         self.is_greedy = np.ones(num_slots, bool)
         self.seeds = np.zeros(num_slots, np.uint64)
+        self.namespaces = [""] * num_slots
         self.logprobs = np.full(num_slots, -1, np.int64)  # top tokens to report; -1: none at all
         self.features = np.zeros(num_slots, np.int64)  # those with a part in it: ``WorkerFeatures.bits``
         self.parts = WorkerFeatures()
@@ -70,6 +71,7 @@ class SequenceTable:
         sampling = new.sampling
         self.is_greedy[slot] = sampling.temperature == 0.0
         self.seeds[slot] = new.seed
+        self.namespaces[slot] = new.cache_namespace
         self.num_encoder[slot] = new.num_encoder_tokens
         self.logprobs[slot] = -1 if sampling.logprobs is None else sampling.logprobs
         self.features[slot] = self.parts.bits(new)

@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 
 import numpy as np
 
 from fwk.interfaces.speculative import DraftView
 
+NOTHING = np.zeros(0, np.int32)
+
+MAX_NAMESPACES = 8
+"""Whose outputs are kept at once. All but the one without a name share as much room as that has."""
+
 
 class Outputs:
-    """Follows what running sequences write, and keeps it when they end."""
+    """Follows what running sequences write, and keeps it when they end, apart by the namespace of their K/V."""
 
     def __init__(self, num_slots: int, capacity: int) -> None:
-        self._store = OutputStore(capacity)
+        self._capacity = capacity
+        self._stores: OrderedDict[str, OutputStore] = OrderedDict()  # the latest used last
+        self._of_slot = [""] * num_slots  # of sequences that are followed: the worker's may be another's by now
         self._table: np.ndarray | None = None
         self._begun = np.zeros(num_slots, np.int64)  # where the output of a slot's sequence begins; 0: unknown
         self._known = np.zeros(num_slots, np.int64)
 
     @property
-    def text(self) -> np.ndarray:
-        """``OutputStore.text``."""
-        return self._store.text
+    def is_empty(self) -> bool:
+        """Whether no sequence has an output to draft from."""
+        return not any(len(store.text) for store in self._stores.values())
+
+    def text(self, slot: int) -> np.ndarray:
+        """``OutputStore.text`` of what a sequence may draft from."""
+        store = self._stores.get(self._of_slot[slot])
+        return NOTHING if store is None else store.text
 
     def follow(self, view: DraftView) -> None:
         """Sequences have grown."""
@@ -29,12 +42,22 @@ class Outputs:
         fresh = view.slots[self._begun[view.slots] == 0]
         self._known[view.slots] = view.num_tokens
         self._begun[fresh] = self._known[fresh] - 1  # a sequence's first drafts follow its first output token
+        for slot in fresh.tolist() if view.namespaces else ():
+            self._of_slot[slot] = view.namespaces[slot]
 
     def forget(self, slots: Sequence[int]) -> None:
         """Sequences have ended: theirs is kept."""
         for slot in slots:
             if self._table is not None and self._begun[slot]:
-                self._store.add(self._table[slot, self._begun[slot] : self._known[slot]])
+                namespace = self._of_slot[slot]
+                store = self._stores.get(namespace)
+                if store is None:
+                    capacity = self._capacity // MAX_NAMESPACES if namespace else self._capacity
+                    store = self._stores[namespace] = OutputStore(capacity)
+                self._stores.move_to_end(namespace)
+                store.add(self._table[slot, self._begun[slot] : self._known[slot]])
+                if len(self._stores) > MAX_NAMESPACES:
+                    self._stores.popitem(last=False)
         self._begun[list(slots)] = 0
 
 

@@ -79,11 +79,12 @@ class NgramDecoder(SpeculativeDecoder):
         if self._breadth == 1 and not self._by_frequency:
             left = self._follow_newest(view, np.minimum(most, self._branch) + ahead, left, token_ids)
         for i in left.tolist():
-            tokens = view.token_ids[view.slots[i], : view.num_tokens[i]]
+            slot = int(view.slots[i])
+            tokens, others = view.token_ids[slot, : view.num_tokens[i]], self._outputs.text(slot)
             if self._breadth > 1:
-                token_ids[i], parents[i] = self._tree(tokens, int(most[i]), int(ahead[i]))
+                token_ids[i], parents[i] = self._tree(tokens, others, int(most[i]), int(ahead[i]))
             else:
-                token_ids[i] = next(iter(self._branches(tokens, int(most[i]), int(ahead[i]))), [])
+                token_ids[i] = next(iter(self._branches(tokens, others, int(most[i]), int(ahead[i]))), [])
         return Drafts(self._worth.kept(view, token_ids), parents if self._breadth > 1 else None)
 
     def _follow_newest(
@@ -106,31 +107,31 @@ class NgramDecoder(SpeculativeDecoder):
             strict=True,
         ):
             token_ids[row] = copied(view.token_ids[slot, :length], place, count)
-        has_others = len(self._outputs.text) > 0 or self._corpus is not None
+        has_others = not self._outputs.is_empty or self._corpus is not None
         return rows[~is_found] if has_others else rows[:0]
 
-    def _tree(self, tokens: np.ndarray, most: int, ahead: int) -> tuple[list[int], list[int]]:
+    def _tree(self, tokens: np.ndarray, others: np.ndarray, most: int, ahead: int) -> tuple[list[int], list[int]]:
         """The branches after ``tokens`` as a tree, or after their first one where it is ``ahead`` tokens further."""
         first: list[int] = []
         if ahead:
-            first = next(iter(self._branches(tokens, 0, ahead)), [])
+            first = next(iter(self._branches(tokens, others, 0, ahead)), [])
             if len(first) < ahead:
                 return first, list(range(-1, len(first) - 1))
             tokens = np.concatenate((tokens, np.array(first, tokens.dtype)))
-        token_ids, parents = _merged(self._branches(tokens, most, 0), most)
+        token_ids, parents = _merged(self._branches(tokens, others, most, 0), most)
         above = [parent + ahead for parent in parents]
         return first + token_ids, [*range(-1, ahead - 1), *above]
 
-    def _branches(self, tokens: np.ndarray, most: int, ahead: int) -> list[list[int]]:
+    def _branches(self, tokens: np.ndarray, others: np.ndarray, most: int, ahead: int) -> list[list[int]]:
         """Continuations of ``tokens`` [length] int32: ``ahead`` tokens, and at most ``most`` that are drafted.
 
-        Its own, or else those of earlier outputs, or else those of the corpus.
+        Its own, or else those of earlier outputs (``others``), or else those of the corpus.
         """
         count, end = min(most, self._branch) + ahead, tokens[-self._longest :]
         starts = self._starts(tokens, *longest_match(tokens, end))
         if starts:
             return [copied(tokens, start, count) for start in starts]
-        text = self._outputs.text
+        text = others
         starts = self._starts(text, *longest_match(text, end))
         if not starts and self._corpus is not None:
             if self._budget is not None:

@@ -29,7 +29,7 @@ class Guess:
 
 
 class SuffixDecoder(SpeculativeDecoder):
-    """Searches each sequence's own tokens, and one store of the outputs of sequences that have ended."""
+    """Searches each sequence's own tokens, and the outputs of sequences of its cache namespace that have ended."""
 
     def __init__(self, context: SpeculativeContext) -> None:
         super().__init__(context)
@@ -60,15 +60,17 @@ class SuffixDecoder(SpeculativeDecoder):
         drafts: list[list[int]] = [[] for _ in view.slots]
         longest = most + view.ahead
         for i in np.flatnonzero(most > 0).tolist():
-            drafts[i] = self._draft(view.token_ids[view.slots[i], : view.num_tokens[i]], int(longest[i]))
+            slot = int(view.slots[i])
+            others = self._outputs.text(slot)
+            drafts[i] = self._draft(view.token_ids[slot, : view.num_tokens[i]], others, int(longest[i]))
         return Drafts(self._worth.kept(view, drafts))
 
-    def _draft(self, tokens: np.ndarray, most: int) -> list[int]:
-        """At most ``most`` tokens that may follow ``tokens`` [length] int32."""
+    def _draft(self, tokens: np.ndarray, others: np.ndarray, most: int) -> list[int]:
+        """At most ``most`` tokens that may follow ``tokens`` [length] int32; ``others`` are earlier outputs."""
         if most <= 0:
             return []
         end = tokens[-self._longest :]
-        guesses = [self._guess(text, end, most) for text in (tokens, self._outputs.text)]
+        guesses = [self._guess(text, end, most) for text in (tokens, others)]
         return max(guesses, key=lambda guess: guess.score).token_ids
 
     def _guess(self, text: np.ndarray, end: np.ndarray, most: int) -> Guess:
