@@ -375,6 +375,36 @@ async def test_other_servers_names_mean_the_same(api, frontend, path):
     assert len(item.prompt_token_ids) == 1
 
 
+async def test_a_limit_of_minus_one_is_none(api, frontend):
+    for path, name in ((CHAT, "max_tokens"), (CHAT, "max_completion_tokens"), (COMPLETIONS, "max_tokens")):
+        assert (await api.post(path, BODIES[path] | {name: -1})).status_code == 200
+        item = frontend.items[-1]
+        assert item.sampling.max_tokens in (None, frontend.card.max_model_len - len(item.prompt_token_ids)), name
+        await api.refused(path, BODIES[path] | {name: -2})
+
+
+async def test_items_of_the_other_api_are_read_where_there_are_no_messages(api, frontend):
+    call = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"}
+    items = [
+        {"role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
+        call,
+        {"type": "function_call_output", "call_id": "c1", "output": "4"},
+    ]
+    limits = {"max_output_tokens": 3, "reasoning": {"effort": "low"}, "store": False, "include": []}
+    assert (await api.post(CHAT, {"input": items, "instructions": "Be brief.", **limits})).status_code == 200
+    assert frontend.items[-1].sampling.max_tokens == 3
+    function = {"name": "f", "arguments": {}}
+    wanted = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "", "tool_calls": [{"id": "c1", "type": "function", "function": function}]},
+        {"role": "tool", "tool_call_id": "c1", "content": "4"},
+    ]
+    assert frontend.text.seen.messages == wanted
+    for wrong in ({"input": 3}, {"input": [{"type": "item_reference", "id": "x"}]}, {"input": []}):
+        await api.refused(CHAT, wrong)
+
+
 async def test_strict_requests_refuse_what_nobody_documents(frontend):
     dialect = OpenAIDialect(DialectContext(frontend, OpenAIOptions(strict_requests=True)))
     app = FastAPI()

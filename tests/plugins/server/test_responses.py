@@ -20,11 +20,11 @@ from fwk.interfaces.parser import ParserContext
 from fwk_kit.testing.fake_frontend import FakeFrontend
 from fwk_parsers.json.parser import JsonParser
 from fwk_parsers.think.parser import ThinkParser
+from fwk_server._common.chat.items import messages_of, read_items
 from fwk_server._common.records import Records
 from fwk_server._common.store import ObjectStore, UnknownObject
 from fwk_server.openai_responses import ResponsesOptions
 from fwk_server.openai_responses.dialect import ResponsesDialect
-from fwk_server.openai_responses.items import messages_of, read_items
 
 openai = lazy("openai")
 responses = lazy("openai.types.responses")

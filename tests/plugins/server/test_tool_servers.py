@@ -18,9 +18,9 @@ from fwk.errors import ConfigError, InvalidRequest
 from fwk.interfaces.dialect import DialectContext
 from fwk.interfaces.parser import ParserContext
 from fwk_parsers.json.parser import JsonParser
+from fwk_server._common.chat.items import messages_of, read_items
 from fwk_server.openai_responses import ResponsesOptions
 from fwk_server.openai_responses.dialect import ResponsesDialect
-from fwk_server.openai_responses.items import messages_of, read_items
 from fwk_server.openai_responses.tool_servers import ToolServers
 
 mcpserver = lazy("mcp.server.mcpserver")

@@ -73,6 +73,8 @@ def prepare(
 
     ``default_max_tokens`` None: as many as there is room for.
     """
+    if -1 in (raw.get("max_tokens"), raw.get("n_predict")):
+        default_max_tokens = None
     raw = in_our_names(raw, frontend.processor_params)
     body = validate(CompletionRequest, raw)
     if not frontend.text.has_tokenizer:

@@ -11,9 +11,9 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from fwk_server._common.chat.dialect import Running
+from fwk_server._common.chat.items import messages_of, new_compaction, new_id
 from fwk_server._common.chat.models import MAX_LABEL, MAX_NAME
 from fwk_server._common.fields import CONTEXT, RequestFields, bounded
-from fwk_server.openai_responses.items import messages_of, new_compaction, new_id
 from fwk_server.openai_responses.response import usage_of
 
 MAX_ID = 128

@@ -15,13 +15,13 @@ from starlette.responses import Response
 from fwk.errors import InvalidRequest
 from fwk_server._common import body
 from fwk_server._common.caller import caller_of
+from fwk_server._common.chat.items import new_id, read_items
 from fwk_server._common.chat.models import array
 from fwk_server._common.fields import CONTEXT, RequestFields
 from fwk_server._common.paging import PAGE, DeletedReply, page
 from fwk_server._common.records import Key
 from fwk_server._common.replies import json_response
 from fwk_server._common.store import ObjectStore, UnknownObject
-from fwk_server.openai_responses.items import new_id, read_items
 from fwk_server.openai_responses.replies import ConversationReply, ErrorReply, ItemsReply
 from fwk_server.openai_responses.request import MAX_ID, Metadata
 

@@ -22,6 +22,7 @@ from fwk_server._common import body
 from fwk_server._common.body import shown
 from fwk_server._common.caller import Caller, caller_of
 from fwk_server._common.chat.dialect import ChatDialect, Running, told
+from fwk_server._common.chat.items import read_items
 from fwk_server._common.documented import EVENTS
 from fwk_server._common.logprobs import TokenTexts
 from fwk_server._common.once import Once
@@ -33,7 +34,6 @@ from fwk_server._common.store import ObjectStore, UnknownObject
 from fwk_server.openai_responses import ResponsesOptions
 from fwk_server.openai_responses.compact import CompactBody, compact_fields, compacted
 from fwk_server.openai_responses.conversations import BODIES, Conversations
-from fwk_server.openai_responses.items import read_items
 from fwk_server.openai_responses.job import OPENED, Job
 from fwk_server.openai_responses.replies import (
     CompactedReply,

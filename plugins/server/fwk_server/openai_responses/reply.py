@@ -9,8 +9,8 @@ from typing import Any
 import orjson
 
 from fwk_server._common.chat.dialect import Running
+from fwk_server._common.chat.items import new_id
 from fwk_server._common.logprobs import TokenTexts, chat_logprobs
-from fwk_server.openai_responses.items import new_id
 from fwk_server.openai_responses.request import ResponsesBody
 from fwk_server.openai_responses.response import new_response, usage_of
 from fwk_server.openai_responses.server_tools import ServerTools

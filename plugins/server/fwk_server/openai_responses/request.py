@@ -10,11 +10,11 @@ from pydantic import Field
 from fwk.errors import InvalidRequest
 from fwk_server._common.body import shown, validate, want
 from fwk_server._common.chat.dialect import renamed
+from fwk_server._common.chat.items import messages_of
 from fwk_server._common.chat.models import MAX_LABEL, MAX_NAME, MAX_TOOLS, ChatRequest, Label
 from fwk_server._common.chat.other_names import is_read_elsewhere, want_model, warn_unknown
 from fwk_server._common.fields import CONTEXT, RequestFields, bounded, ranged
 from fwk_server._common.once import Once
-from fwk_server.openai_responses.items import messages_of
 from fwk_server.openai_responses.server_tools import ServerTools
 
 MAX_ID = 128

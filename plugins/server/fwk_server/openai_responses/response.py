@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fwk_server._common.chat.dialect import Running
-from fwk_server.openai_responses.items import new_id
+from fwk_server._common.chat.items import new_id
 from fwk_server.openai_responses.request import ResponsesBody
 
 

@@ -12,7 +12,7 @@ from fwk.interfaces.dialect import Frontend
 from fwk_server._common.body import shown
 from fwk_server._common.caller import Caller
 from fwk_server._common.chat.dialect import Running
-from fwk_server.openai_responses.items import approval_responses
+from fwk_server._common.chat.items import approval_responses
 from fwk_server.openai_responses.job import Job
 from fwk_server.openai_responses.request import MAX_CALLS, chat_fields, later_choice
 from fwk_server.openai_responses.server_tools import ServerTools

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import orjson
 
 from fwk.errors import ConfigError, InvalidRequest
+from fwk_server._common.chat.items import object_of, plain_text
 from fwk_server._common.chat.models import MAX_TOOLS
 from fwk_server._common.chat.schemas import check_schema
 from fwk_server._common.chat.tools import NAME
@@ -78,13 +79,6 @@ class ToolResult:
     error: dict[str, Any] | None = None
 
 
-def error_text(error: Mapping[str, Any] | None) -> str:
-    """An error of a call, for the model."""
-    if error is None:
-        return ""
-    return f"Error: {error['message'] if 'message' in error else _plain(error['content'])}"
-
-
 @dataclass(slots=True)
 class ToolServer:
     """One server. Each call has a connection of its own: one that was restarted is met again."""
@@ -134,7 +128,7 @@ class ToolServer:
                 error={"type": "http_error", "code": code, "message": "the tool server cannot be reached"}
             )
         blocks = [block.model_dump(mode="json", by_alias=True, exclude_none=True) for block in result.content]
-        output = _plain(blocks)
+        output = plain_text(blocks)
         if not blocks and result.structured_content is not None:
             output = orjson.dumps(result.structured_content).decode()
         if len(output) > MAX_OUTPUT:
@@ -189,29 +183,8 @@ class ToolServers:
             await asyncio.gather(*(server.refresh() for server in self.by_label.values()))
 
 
-def object_of(arguments: str) -> dict[str, Any] | None:
-    """The object that ``arguments`` are the JSON of; None: they are not."""
-    try:
-        found = orjson.loads(arguments or "{}")
-    except ValueError:
-        return None
-    return found if isinstance(found, dict) else None
-
-
 def _protocol_error(code: int, message: str) -> ToolResult:
     return ToolResult(error={"type": "mcp_protocol_error", "code": code, "message": message})
-
-
-def _plain(blocks: Any) -> str:
-    """The text of a result's content. What a model cannot read is named."""
-    texts: list[str] = []
-    for block in blocks:
-        held = block.get("resource")
-        resource = held if isinstance(held, dict) else {}
-        text = block.get("text", resource.get("text"))
-        name = block.get("uri") or block.get("mimeType") or resource.get("mimeType") or block.get("type")
-        texts.append(text if isinstance(text, str) else f"[{name}: not text]")
-    return "\n".join(texts)
 
 
 def cause_of(error: BaseException) -> BaseException:

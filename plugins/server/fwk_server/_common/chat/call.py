@@ -17,6 +17,7 @@ from fwk_server._common.caller import Caller
 from fwk_server._common.chat.answers import Answer
 from fwk_server._common.chat.budget import FIELD, with_marks
 from fwk_server._common.chat.delayed import behind_thinking
+from fwk_server._common.chat.items import with_messages
 from fwk_server._common.chat.media import MediaParts
 from fwk_server._common.chat.messages import chat_ids, read_messages, text_of
 from fwk_server._common.chat.models import ChatRequest
@@ -83,7 +84,7 @@ def read(raw: Mapping[str, Any], frontend: Frontend, caller: Caller) -> ChatCall
 def prepare(raw: Mapping[str, Any], frontend: Frontend, caller: Caller) -> ChatCall:
     """Read, render and tokenise the fields of a body. Runs off the event loop when there is much of it."""
     processors = frontend.processor_params
-    raw = in_our_names(raw, processors)
+    raw = with_messages(in_our_names(raw, processors))
     own = ("lora_path", "truncate_prompt_tokens", "return_hidden_states")
     refuse_unsupported(raw, reads=(*own, *fields_of(processors)))
     body = validate(ChatRequest, raw)

@@ -32,6 +32,9 @@ _SAME = {
     "reasoning_budget": "thinking_token_budget",
 }
 
+_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+"""Of which -1 is none, as LM Studio's examples and llama.cpp have it."""
+
 _HINTS = frozenset(
     {
         "user",
@@ -46,6 +49,9 @@ _HINTS = frozenset(
         "functions",
         "function_call",
         "reasoning",
+        "input",
+        "instructions",
+        "max_output_tokens",
         "timings_per_token",
         "return_progress",
         "post_sampling_probs",
@@ -169,9 +175,10 @@ def in_our_names(raw: Mapping[str, Any], processors: Sequence[type[BaseModel]] =
         if raw[name] is not None and not is_fine(raw[name]):
             raise InvalidRequest(f"{name} cannot be {shown(raw[name])}: {reason}", name)
     given = {name: _SAME[name] for name in raw.keys() & _SAME.keys() if raw[name] is not None}
-    if not given:
+    endless = [name for name in _LIMITS if raw.get(name) == -1]
+    if not given and not endless:
         return raw
-    renamed = {name: value for name, value in raw.items() if name not in given}
+    renamed = {name: value for name, value in raw.items() if name not in given and name not in endless}
     for name, ours in given.items():
         if renamed.get(ours) is not None:
             raise InvalidRequest(f"{name} and {ours} mean the same: give one", name)

@@ -1,4 +1,4 @@
-"""Items of a conversation: read from a request, and told to the model as chat messages."""
+"""OpenAI's items of a conversation: read from a request, and told to the model as chat messages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import orjson
 
 from fwk.errors import InvalidRequest
 from fwk_server._common.body import shown, want
-from fwk_server.openai_responses.tool_servers import error_text, object_of
 
 _ROLES = ("user", "system", "developer", "assistant")
 _MCP_ITEMS = {
@@ -232,6 +231,31 @@ def messages_of(instructions: str | None, items: list[dict[str, Any]]) -> list[d
     return messages
 
 
+def with_messages(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The fields of a chat request whose messages are in ``input``, as editors send them that know two APIs.
+
+    What else has another name in ``/v1/responses`` is renamed as well. Raises ``InvalidRequest``.
+    """
+    given = raw.get("input")
+    if given is None or raw.get("messages") is not None:
+        return raw
+    if not isinstance(given, str):
+        want(given, list, "a string or an array of items", "input")
+    instructions = raw.get("instructions")
+    if instructions is not None:
+        want(instructions, str, "a string", "instructions")
+    fields = {name: value for name, value in raw.items() if name not in ("input", "instructions")}
+    fields["messages"] = messages_of(instructions, read_items(given, _refuse_reference))
+    limit = fields.pop("max_output_tokens", None)
+    reasoning = fields.get("reasoning")
+    effort = reasoning.get("effort") if isinstance(reasoning, dict) else None
+    return {"max_tokens": limit, "reasoning_effort": effort, **fields}
+
+
+def _refuse_reference(name: str) -> dict[str, Any]:
+    raise InvalidRequest(f"input: chat completions keep no items, {shown(name)} is not here", "input")
+
+
 def _told(item: Mapping[str, Any]) -> tuple[str, str | list[dict[str, Any]]]:
     """What a message or a compaction tells the model: role and content."""
     if item["type"] == COMPACTION:
@@ -287,3 +311,31 @@ def _result(item: Mapping[str, Any], answers: Mapping[str, Mapping[str, Any]]) -
         return None
     reason = f" {answer['reason']}" if answer["reason"] else ""
     return f"The user did not allow this call.{reason}"
+
+
+def error_text(error: Mapping[str, Any] | None) -> str:
+    """An error of a call, for the model."""
+    if error is None:
+        return ""
+    return f"Error: {error['message'] if 'message' in error else plain_text(error['content'])}"
+
+
+def object_of(arguments: str) -> dict[str, Any] | None:
+    """The object that ``arguments`` are the JSON of; None: they are not."""
+    try:
+        found = orjson.loads(arguments or "{}")
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def plain_text(blocks: Any) -> str:
+    """The text of a result's content. What a model cannot read is named."""
+    texts: list[str] = []
+    for block in blocks:
+        held = block.get("resource")
+        resource = held if isinstance(held, dict) else {}
+        text = block.get("text", resource.get("text"))
+        name = block.get("uri") or block.get("mimeType") or resource.get("mimeType") or block.get("type")
+        texts.append(text if isinstance(text, str) else f"[{name}: not text]")
+    return "\n".join(texts)
