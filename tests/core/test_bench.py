@@ -26,6 +26,7 @@ from fwk_kit.bench import report
 from fwk_kit.bench.load import Reply, run, served_model
 from fwk_kit.bench.servers import counters, fingerprint, free_port, of_fwk, parse
 from fwk_kit.bench.summary import Drafting, Goals, percentile, summarise
+from fwk_kit.bench.vllm_result import vllm_result
 from fwk_kit.bench.workload import WORDS, WORKLOADS, Maker, Workload, changed
 
 STEP = 0.02
@@ -255,6 +256,7 @@ async def test_reports_say_which_plugins_a_server_had(tokenizer: Tokenizer, tmp_
     words = ["--tokenizer", str(tmp_path / "tokenizer.json"), "--num-requests", "2", "--output-len", "2"]
     async with serving(FakeServer(), told) as url:
         of_one = ["bench", "serve", "--url", url, "--json", str(tmp_path / "one.json"), *words]
+        of_one += ["--vllm-json", str(tmp_path / "vllm.json")]
         assert await asyncio.to_thread(main, of_one) == 0
         of_two = [
             "bench",
@@ -269,6 +271,25 @@ async def test_reports_say_which_plugins_a_server_had(tokenizer: Tokenizer, tmp_
         assert await asyncio.to_thread(main, [*of_two, *words]) == 0
     assert json.loads((tmp_path / "one.json").read_text())["plugins"] == {"server": told}
     assert json.loads((tmp_path / "two.json").read_text())["plugins"] == {"a": told, "b": told}
+    assert json.loads((tmp_path / "vllm.json").read_text())["completed"] == 2
+
+
+def test_a_run_under_vllms_names() -> None:
+    replies = [
+        Reply(sent=1.0, ended=1.4, times=[1.1, 1.2, 1.4], num_input=5, num_output=3, text="abc"),
+        Reply(sent=1.0, ended=2.0, times=[1.5], num_input=7, num_output=1, text="d"),
+        Reply(sent=1.0, error="500: no"),
+    ]
+    told = vllm_result(Workload("random", concurrency=4), replies, 2.0, Goals(ttft=200), "tiny")
+    assert (told["num_prompts"], told["completed"], told["failed"], told["max_concurrency"]) == (3, 2, 1, 4)
+    assert (told["request_rate"], told["request_goodput"], told["output_throughput"]) == ("inf", 0.5, 2.0)
+    assert (told["ttfts"], told["output_lens"]) == (pytest.approx([0.1, 0.5, 0.0]), [3, 1, 0])
+    assert [len(gaps) for gaps in told["itls"]] == [2, 0, 0]
+    assert told["errors"] == ["", "", "500: no"]
+    assert (told["mean_ttft_ms"], told["mean_tpot_ms"], told["p50_itl_ms"]) == pytest.approx((300, 150, 150))
+    assert (told["median_e2el_ms"], told["std_e2el_ms"]) == pytest.approx((700, 300))
+    failed = vllm_result(Workload("random", rate=2.0), replies[2:], 2.0, Goals(), None)
+    assert (failed["request_rate"], failed["max_concurrency"], failed["p99_ttft_ms"]) == (2.0, None, 0.0)
 
 
 PAGE = """# TYPE fwk:num_drafts counter

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import statistics
 import sys
 import time
@@ -60,6 +61,9 @@ def serve(argv: Sequence[str]) -> int:
     parser = _parser("serve", "Load a running OpenAI server and print throughput, percentiles and goodput.")
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="the server's address (default: %(default)s)")
     _add_load_flags(parser)
+    parser.add_argument(
+        "--vllm-json", type=Path, help="write the last run here as vllm bench serve --save-result --save-detailed does"
+    )
     arguments = parser.parse_args(argv)
     workload, maker, goals = _workload(arguments), _maker(arguments), _goals(arguments)
     server = Server("server", url=arguments.url)
@@ -356,7 +360,13 @@ def _measure(
 
     asked = maker.requests(workload, repeat, arguments.dataset)
     before = counters(url, arguments.api_key)
-    found = summarise(workload.name, *asyncio.run(load(url, workload, asked, arguments.api_key)), goals)
+    replies, seconds = asyncio.run(load(url, workload, asked, arguments.api_key))
+    found = summarise(workload.name, replies, seconds, goals)
+    if (path := getattr(arguments, "vllm_json", None)) is not None:
+        from fwk_kit.bench.vllm_result import vllm_result  # noqa: PLC0415
+
+        told = vllm_result(workload, replies, seconds, goals, asked[0].body.get("model"))
+        path.write_text(json.dumps(told) + "\n", encoding="utf-8")
     return replace(found, drafting=Drafting.between(before, counters(url, arguments.api_key)))
 
 
