@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 from fwk.plugins import PluginSet, discovery
 from fwk_server._common.documented import json_body
 
-_found: dict[Hashable, PluginSet] = {}
+_found: dict[Hashable, tuple[PluginSet, list[str]]] = {}
 _adapters: dict[Hashable, TypeAdapter[Any]] = {}
 
 
@@ -50,11 +50,15 @@ def _discover(
         return discovery.discover(allow_override, warn=warn, **given)
     key = tuple(allow_override), tuple(sys.path), discovery.entry_points
     if key not in _found:
-        _found[key] = discovery.discover(allow_override, warn=warn)
+        found = discovery.discover(allow_override, warn=warn)
+        _found[key] = found, [name for name, _ in found.manager.list_name_plugin()]
     elif warn is not None:
-        for broken in _found[key].broken:
+        for broken in _found[key][0].broken:
             warn(broken.sentence())
-    found = _found[key]
+    found, names = _found[key]
+    for name, _ in found.manager.list_name_plugin():
+        if name not in names:  # a test added it to its own copy, and the next may add it again
+            found.manager.unregister(name=name)
     families = {family: dict(items) for family, items in found.by_family.items()}
     return replace(
         found,
