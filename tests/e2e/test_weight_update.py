@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -39,6 +41,13 @@ MOVING_EXPERTS: dict[str, Any] = {
 }
 
 Pair = Callable[..., tuple[Path, Path]]
+
+
+@pytest.fixture(autouse=True)
+def young_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After each update all objects are looked at, of which this process has more than a server: for half a second."""
+    young = SimpleNamespace(get_freeze_count=int, unfreeze=lambda: None, collect=gc.collect)
+    monkeypatch.setattr("fwk.worker.loading.weight_update.gc", young)
 
 
 def changed(folder: Path, target: Path, change: Callable[[dict[str, Any]], None]) -> Path:
