@@ -213,8 +213,8 @@ def test_a_stopped_engine_does_not_outlive_a_killed_server(spawn: Start) -> None
 
 @pytest.mark.sweep
 def test_what_compiles_grammars_is_started_before_the_first_and_only_where_there_are_any(spawn: Start) -> None:
-    without = spawn("--grammar-backend", "none")
+    without = spawn("--grammar-backend", "none", forked=False)
     assert without.post(GOLDEN).status_code == 200
-    server = spawn()
+    server = spawn(forked=False)
     until(lambda: any(is_helper(process) for process in server.children()), 60, "its process for grammars")
     assert not any(is_helper(process) for process in without.children())
