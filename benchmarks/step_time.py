@@ -61,7 +61,7 @@ def measure(llm: fwk.LLM, batch: int, steps: int, context: int, sampling: dict[s
     watch = Stopwatch()
     watch.wrap(engine.scheduler, "schedule", "schedule")
     watch.wrap(engine.scheduler, "update", "update")
-    watch.wrap(runner, "_begin", "worker: take plan in")
+    watch.wrap(runner._members, "begin", "worker: take plan in")
     watch.wrap(runner._inputs, "prepare", "worker: build inputs")
     watch.wrap(runner, "_plan_attention", "worker: plan attention")
     watch.wrap(runner._sampler, "sample", "worker: sample")

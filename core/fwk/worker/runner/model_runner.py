@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fwk.errors import BlameSequence
 from fwk.features import worker as features
 from fwk.types import Batch, ForwardBatch, SequenceResult, StepResult
 from fwk.worker.drafting.drafting import NoDrafting
@@ -19,6 +18,7 @@ from fwk.worker.graphs.step_graphs import StepModel
 from fwk.worker.kv.states import StateStore
 from fwk.worker.runner.in_flight import Early, InFlight, LateRows, Launched, Pending, Settled
 from fwk.worker.runner.inputs import InputBuffers
+from fwk.worker.runner.members import Members
 from fwk.worker.runner.sequence_table import SequenceTable
 from fwk.worker.runner.uploads import Uploads
 from fwk.worker.sampling.pipeline import SamplingPipeline
@@ -66,7 +66,7 @@ class ModelRunner:
         if self._in_flight is not None:
             inputs.newest, inputs.rejected = self._in_flight.newest, self._in_flight.rejected
             inputs.max_accepted = drafting.max_levels
-        self._to_tell: set[int] = set()  # slots of sequences that run ahead, and whose results have not said so
+        self._members = Members(table, states, sampling, drafting)
 
     @property
     def depth(self) -> int:
@@ -114,7 +114,7 @@ class ModelRunner:
 
     def _pass(self, batch: Batch) -> tuple[Launched, ForwardBatch, Tensor]:
         """All of a step but the choice of tokens; its inputs, and what ``StepModel.run`` returns."""
-        failed = self._begin(batch)
+        failed = self._members.begin(batch)
         trees = self._drafting.trees(batch.sequences)
         has_trees = bool(trees) or self._drafting.has_hidden_trees(batch.sequences)
         forward, rows = self._inputs.prepare(batch, trees, has_trees=has_trees)
@@ -155,16 +155,14 @@ class ModelRunner:
             if slot in step.early:  # those that come after the newest step
                 newest = step if following is None or slot not in following.early else following
                 results[slot].draft_token_ids = [0] * newest.early[slot]
-        for slot in self._to_tell.intersection(results):
-            results[slot].runs_ahead = True
-            self._to_tell.discard(slot)
+        self._members.tell(results)
         return time.perf_counter() - started
 
     @torch.inference_mode()
     def forget(self, slots: list[int]) -> None:
         """Sequences leave their slots, without the step that would say so."""
         self.settle()
-        self._begin(Batch(0, slots, [], []))
+        self._members.begin(Batch(0, slots, [], []))
 
     def replace_drafts(self, slots: list[int]) -> None:
         """Others than the decoder's are verified of these."""
@@ -193,33 +191,3 @@ class ModelRunner:
         """The same batch, with attention planned."""
         forward.plan = self._plan_attention(forward)
         return forward
-
-    def _begin(self, batch: Batch) -> dict[int, BlameSequence]:
-        """Apply the plan to the lasting state; returns the slots whose settings a logits processor refused, and why."""
-        for slot in batch.freed_slots:
-            self._sampling.remove(slot)
-            self._table.forget_features(slot)
-        self._to_tell.difference_update(batch.freed_slots)
-        self._drafting.forget(batch.freed_slots)
-        self._table.begin(batch)
-        if self._states is not None:
-            self._states.begin(batch)
-        failed: dict[int, BlameSequence] = {}
-        for new in batch.new:
-            try:
-                if new.features:
-                    self._table.begin_features(new)
-                self._sampling.add(new)
-            except BlameSequence as error:
-                self._sampling.remove(new.slot)
-                failed[new.slot] = error
-                continue
-            if self._drafting.runs_ahead and self._may_run_ahead(new.slot):
-                self._table.runs_ahead[new.slot] = True
-                self._to_tell.add(new.slot)
-        return failed
-
-    def _may_run_ahead(self, slot: int) -> bool:
-        """Whether all that follows from the number of accepted drafts is done where that is known, on the device."""
-        parts = self._table.parts.of(int(self._table.features[slot]))
-        return not any(part.needs_lengths for part in parts) and self._sampling.may_be_late(slot)

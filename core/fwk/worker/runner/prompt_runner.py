@@ -8,13 +8,15 @@ from typing import Any
 
 import torch
 
-from fwk.errors import BlameSequence
 from fwk.features import worker as features
 from fwk.interfaces.model import Encoder, Model
 from fwk.types import Batch, ForwardBatch, SequenceResult, StepResult
+from fwk.worker.drafting.drafting import NoDrafting
 from fwk.worker.kv.states import StateStore
 from fwk.worker.runner.inputs import InputBuffers
+from fwk.worker.runner.members import Members
 from fwk.worker.runner.sequence_table import SequenceTable
+from fwk.worker.sampling.step_sampler import failure
 
 
 class PromptRunner:
@@ -38,6 +40,7 @@ class PromptRunner:
         self._plan_attention = plan_attention
         self._states = states
         self._table = table
+        self._members = Members(table, states, None, NoDrafting())
         self._inputs = inputs
         self._wait = wait
 
@@ -55,7 +58,7 @@ class PromptRunner:
 
     def forget(self, slots: list[int]) -> None:
         """Sequences leave their slots, without the step that would say so."""
-        self._begin(Batch(0, slots, [], []))
+        self._members.begin(Batch(0, slots, [], []))
 
     def replace_drafts(self, slots: list[int]) -> None:
         """Nothing is drafted."""
@@ -64,7 +67,7 @@ class PromptRunner:
     def execute(self, batch: Batch) -> StepResult:
         """Run one step."""
         started = time.perf_counter()
-        failed = self._begin(batch)
+        failed = self._members.begin(batch)
         forward, rows = self._inputs.prepare(batch)
         forward.plan = self._plan_attention(forward)
         features.inputs(rows.parts, batch, forward)
@@ -79,21 +82,7 @@ class PromptRunner:
         for scheduled in batch.sequences:
             self._table.finish(scheduled, [])
             if scheduled.samples:
-                results[scheduled.slot] = failed.get(scheduled.slot) or SequenceResult(scheduled.slot, [])
+                results[scheduled.slot] = SequenceResult(scheduled.slot, [])
+        results |= {slot: failure(error) for slot, error in failed.items() if slot in results}
         features.put_results(made, results)
         return StepResult(batch.step, list(results.values()), computed - launched, time.perf_counter() - started)
-
-    def _begin(self, batch: Batch) -> dict[int, SequenceResult]:
-        """Apply the plan to the lasting state; what sequences come to that a feature's part refuses."""
-        for slot in batch.freed_slots:
-            self._table.forget_features(slot)
-        self._table.begin(batch)
-        if self._states is not None:
-            self._states.begin(batch)
-        failed: dict[int, SequenceResult] = {}
-        for new in batch.new:
-            try:
-                self._table.begin_features(new)
-            except BlameSequence as error:
-                failed[new.slot] = SequenceResult(new.slot, [], error=str(error), is_refusal=error.is_refusal)
-        return failed

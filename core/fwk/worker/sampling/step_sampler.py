@@ -45,7 +45,7 @@ class StepSampler:
             if not scheduled.samples:
                 self._table.finish(scheduled, [])
                 if slot in failed:  # found out with the first chunk: the others are not worth computing
-                    results[slot] = _failure(failed[slot])
+                    results[slot] = failure(failed[slot])
                 continue
             tokens, at = gained[slot]
             result = self._result(scheduled, tokens, failed)
@@ -71,7 +71,7 @@ class StepSampler:
         results = {slot: SequenceResult(slot, [token]) for slot, token in zip(slots, token_ids, strict=True)}
         for slot, end in self._sampling.ends_each(slots, token_ids).items():
             if isinstance(end, BlameSequence):
-                results[slot] = _failure(end)
+                results[slot] = failure(end)
             else:
                 results[slot] = SequenceResult(slot, results[slot].token_ids[:end], is_complete=True)
         return results
@@ -113,11 +113,11 @@ class StepSampler:
         token: what was picked, None for such a chunk.
         """
         if token is None:
-            return _failure(failed[slot]) if slot in failed else None
+            return failure(failed[slot]) if slot in failed else None
         self._note_unpicked(slot, [token], failed)
         stand = self._ends(slot, [token], failed)
         if slot in failed:
-            return _failure(failed[slot])
+            return failure(failed[slot])
         return SequenceResult(slot, [token][:stand], is_complete=stand is not None)
 
     def _result(
@@ -128,7 +128,7 @@ class StepSampler:
         stand = self._ends(slot, tokens, failed)
         if slot in failed:
             self._table.finish(scheduled, [0] * len(tokens))
-            return _failure(failed[slot])
+            return failure(failed[slot])
         tokens = tokens[:stand]
         self._table.finish(scheduled, tokens)
         return SequenceResult(slot, tokens, is_complete=stand is not None)
@@ -158,5 +158,6 @@ class StepSampler:
             result.logprobs = [next(found) for _ in mine]
 
 
-def _failure(error: BlameSequence) -> SequenceResult:
+def failure(error: BlameSequence) -> SequenceResult:
+    """The end of the sequence that it blames."""
     return SequenceResult(error.slot, [], error=str(error), is_refusal=error.is_refusal)
