@@ -11,16 +11,16 @@ import pytest
 
 from fwk.errors import ModelLoadError
 from fwk_loaders._common.folder import ModelFolder
-from fwk_loaders._common.tokens import ONLY
+from fwk_loaders._common.tokens import LOWERS, OF_BERT, ONLY, PREFIXES
 from fwk_loaders.dummy.tokenizer import build_tokenizer
 
 WORDS = ["<|a|>", "<|b|>", "<|c|>", "[D]"]
 TEXT = "x <|a|> y<|b|>z <|c|>  <|d|>[D] <|b|><|endoftext|>"
 HARMLESS = {
-    "add_bos_token", "add_eos_token", "add_prefix_space", "auto_map", "backend", "chat_template",
-    "clean_up_tokenization_spaces", "do_lower_case", "is_local", "legacy", "local_files_only", "model_input_names",
+    "add_bos_token", "add_eos_token", "auto_map", "backend", "chat_template",
+    "clean_up_tokenization_spaces", "is_local", "legacy", "local_files_only", "model_input_names",
     "model_max_length", "name_or_path", "pad_to_multiple_of", "pad_token_type_id", "padding_side", "processor_class",
-    "special_tokens_map_file", "stride", "strip_accents", "tokenize_chinese_chars", "tokenizer_class",
+    "special_tokens_map_file", "stride", "tokenizer_class",
     "truncation_side", "truncation_strategy", "use_default_system_prompt", "use_fast", "max_length", "sp_model_kwargs",
     "spaces_between_special_tokens", "errors", "response_schema", "response_template", "verbose", "padding",
     "truncation", "return_token_type_ids", "added_tokens_decoder_hash",
@@ -83,6 +83,68 @@ def test_tokens_of_all_files_together(tmp_path: Path) -> None:
     assert not wrong, "\n".join([str(len(wrong)), *wrong[:5]])
 
 
+SPLIT = ["Hello wörld", " É 中文 hello", "hello  <s> hello"]
+
+
+def trained(kind: str) -> Any:
+    """A small tokenizer: of bytes, of words with their blanks (as transformers has it, or as files of old), of BERT."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+    named = ["<unk>", "<s>", "[PAD]", "[CLS]", "[SEP]", "[MASK]"]
+    if kind == "bert":
+        tokenizer = Tokenizer(models.WordPiece(unk_token="<unk>"))
+        tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+        trainer: Any = trainers.WordPieceTrainer(vocab_size=200, special_tokens=named)
+        tokenizer.decoder = decoders.WordPiece()
+    elif kind == "bytes":
+        tokenizer = Tokenizer(models.BPE())
+        tokenizer.pre_tokenizer, tokenizer.decoder = (
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+            decoders.ByteLevel(),
+        )
+        letters = pre_tokenizers.ByteLevel.alphabet()
+        trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=named, initial_alphabet=letters)
+    else:
+        tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+        steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        tokenizer.decoder = decoders.Sequence(steps)
+        trainer = trainers.BpeTrainer(vocab_size=200, special_tokens=named)
+    tokenizer.train_from_iterator([*SPLIT, "Hello hello wörld É ▁ 中文"] * 3, trainer)
+    if kind == "old":
+        steps = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+        tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.Sequence(steps), None  # type: ignore[assignment]
+    return tokenizer
+
+
+def test_keys_that_a_class_writes_over_the_file(tmp_path: Path) -> None:
+    """Of each such class, each key at each value; PreTrainedTokenizerFast ignores them all."""
+    from transformers import AutoTokenizer, logging
+
+    logging.set_verbosity_error()
+    prefix, no_prefix = {"add_prefix_space": True}, {"add_prefix_space": False}
+    cases = [("bytes", name, prefix) for name in (*PREFIXES, "PreTrainedTokenizerFast")]
+    cases += [("blanks", "LlamaTokenizerFast", prefix), ("blanks", "LlamaTokenizer", no_prefix)]
+    cases += [("old", "LlamaTokenizer", no_prefix), ("bert", "BertTokenizerFast", dict.fromkeys(OF_BERT, True))]
+    cases += [("bert", "BertTokenizer", {key: False}) for key in OF_BERT]
+    cases += [("bert", name, dict.fromkeys(OF_BERT, False)) for name in (*LOWERS, "PreTrainedTokenizerFast")]
+    wrong, made = [], {kind: trained(kind) for kind in ("bytes", "blanks", "old", "bert")}
+    for number, (kind, name, keys) in enumerate(cases):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        made[kind].save(str(folder / "tokenizer.json"))
+        said = {"tokenizer_class": name, "bos_token": "<s>", "unk_token": "<unk>", **keys}
+        (folder / "tokenizer_config.json").write_text(json.dumps(said))
+        (folder / "config.json").write_text(json.dumps({"model_type": "bert" if kind == "bert" else "llama"}))
+        reference, found = AutoTokenizer.from_pretrained(folder), ModelFolder(folder).tokenizer()
+        for text in SPLIT:
+            ids = reference(text, add_special_tokens=False)["input_ids"]
+            read = found.encode(text, add_special_tokens=False).ids
+            if read != ids or found.decode(ids, skip_special_tokens=False) != reference.decode(ids):
+                wrong.append(f"{kind} {said} {text!r}: {read} {ids}")
+    assert not wrong, "\n".join(wrong)
+
+
 def test_keys_that_are_not_read(tmp_path: Path) -> None:
     """What transformers writes is read, harmless, or refused where it says something."""
     from transformers import PreTrainedTokenizerFast
@@ -90,7 +152,10 @@ def test_keys_that_are_not_read(tmp_path: Path) -> None:
     written = PreTrainedTokenizerFast(tokenizer_object=build_tokenizer(320, "tests"), eos_token="<|endoftext|>")
     written.save_pretrained(tmp_path / "written")
     said = json.loads((tmp_path / "written" / "tokenizer_config.json").read_text())
-    assert {name for name in said if not name.endswith("_token")} <= HARMLESS | set(ONLY)
+    assert {name for name in said if not name.endswith("_token")} <= HARMLESS | set(ONLY) | {
+        *OF_BERT,
+        "add_prefix_space",
+    }
     files = files_of(random.Random(0))
     for number, name in enumerate(ONLY):
         folder = write(tmp_path / str(number), {**files, "tokenizer_config": {name: True}})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
@@ -27,6 +28,7 @@ def add_tokens(tokenizer: Tokenizer, config: Mapping[str, Any], added: Mapping[s
     """
     from tokenizers import AddedToken  # noqa: PLC0415 - only who tokenises needs it
 
+    follow_class(tokenizer, config)
     for name, values in ONLY.items():
         if config.get(name) not in (None, *values):
             raise ModelLoadError(
@@ -53,6 +55,55 @@ def add_tokens(tokenizer: Tokenizer, config: Mapping[str, Any], added: Mapping[s
         elif text not in known and tokenizer.token_to_id(text) is not None:
             wanted[text] = AddedToken(text, special=True, normalized=False)
     tokenizer.add_tokens([token for text, token in wanted.items() if repr(token) != known.get(text)])
+
+
+LOWERS = frozenset({"BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MPNetTokenizer", "LayoutLMTokenizer"})
+"""Classes that write the three keys below over tokenizer.json's normalizer."""
+OF_BERT = {
+    "do_lower_case": "lowercase",
+    "strip_accents": "strip_accents",
+    "tokenize_chinese_chars": "handle_chinese_chars",
+}
+PREFIXES = frozenset({"GPT2Tokenizer", "Qwen2Tokenizer", "RobertaTokenizer"})
+"""Classes that write ``add_prefix_space`` over tokenizer.json's splitting into bytes; LlamaTokenizer has its own."""
+
+
+def follow_class(tokenizer: Tokenizer, config: Mapping[str, Any]) -> None:
+    """Split texts as the class that tokenizer_config.json names does with its keys, where tokenizer.json differs."""
+    from tokenizers import normalizers, pre_tokenizers  # noqa: PLC0415 - only who tokenises needs it
+
+    name, prefix = str(config.get("tokenizer_class")).removesuffix("Fast"), config.get("add_prefix_space")
+    normalizer: Any = tokenizer.normalizer
+    if name in LOWERS and isinstance(normalizer, normalizers.BertNormalizer):
+        for key, attribute in OF_BERT.items():
+            if isinstance(config.get(key), bool):
+                setattr(normalizer, attribute, config[key])
+    splits: Any = tokenizer.pre_tokenizer
+    if name in PREFIXES and isinstance(prefix, bool):
+        for part in splits if isinstance(splits, pre_tokenizers.Sequence) else [splits]:
+            if isinstance(part, pre_tokenizers.ByteLevel):
+                part.add_prefix_space = prefix
+    if name == "LlamaTokenizer" and prefix is False:
+        _without_prefix(tokenizer)
+
+
+def _without_prefix(tokenizer: Tokenizer) -> None:
+    """No blank before the first word; of a tokenizer that marks blanks, by its pre-tokenizer or its normalizer."""
+    from tokenizers import decoders, normalizers, pre_tokenizers  # noqa: PLC0415 - only who tokenises needs it
+
+    normalizer, splits, decoder = cast("list[Any]", [tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.decoder])
+    if isinstance(splits, pre_tokenizers.Metaspace):
+        splits.prepend_scheme = "never"
+    elif isinstance(normalizer, normalizers.Sequence):
+        kept = [part for part in normalizer if not isinstance(part, normalizers.Prepend)]
+        tokenizer.normalizer = normalizers.Sequence(kept)
+    if isinstance(decoder, decoders.Metaspace):
+        decoder.prepend_scheme = "never"
+    elif isinstance(decoder, decoders.Sequence):  # whose last step takes a blank away from the beginning
+        state = json.loads(decoder.__getstate__())
+        state["decoders"] = [step for step in state["decoders"] if step["type"] != "Strip"]
+        decoder.__setstate__(json.dumps(state).encode())
+        tokenizer.decoder = decoder
 
 
 def special_tokens(config: Mapping[str, Any]) -> tuple[frozenset[str], frozenset[str]]:
