@@ -44,7 +44,8 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = save_llama(tmp_path_factory.mktemp("model") / "same", seed=1)
     plugins = discover()
     plugins.register(DrawingPlugin(), "speculative.drawing", "tests", "1")
-    sizes: dict[str, Any] = {"max_total_tokens": 65536, "max_running_requests": 500}
+    # Without a limit of started prompts a step has hundreds of sequences: a CPU would compute ten at a time.
+    sizes: dict[str, Any] = {"max_total_tokens": 65536, "max_running_requests": 500, "max_start_tokens": 65536}
     made = [
         fwk.LLM(str(folder), plugins=plugins, **sizes, **options)
         for options in ({}, {"speculative_algorithm": "drawing"})
