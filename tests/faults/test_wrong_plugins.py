@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import count, groupby
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +134,9 @@ def server(spawn: Start) -> Server:
     return spawn(*FLAGS, *chosen)
 
 
+_NUMBERS = count()
+
+
 def ask(server: Server, body: dict[str, Any], prompt: str) -> Any:
     if "_get" in body:
         return server.get(body["_get"])
@@ -143,7 +146,7 @@ def ask(server: Server, body: dict[str, Any], prompt: str) -> Any:
     if "messages" in body:
         return server.post(body, "/v1/chat/completions")
     if "regex" in body:
-        body |= {"regex": body["regex"] % len(server.log)}  # which was not compiled yet
+        body |= {"regex": body["regex"] % next(_NUMBERS)}  # which was not compiled yet
     return server.post({"prompt": prompt * 4} | body)
 
 

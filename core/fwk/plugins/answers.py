@@ -15,7 +15,6 @@ from dataclasses import is_dataclass
 from functools import cache, wraps
 from types import SimpleNamespace, UnionType
 from typing import Any, Union, cast, get_args, get_origin, get_type_hints
-from weakref import WeakSet
 
 from fwk.errors import FwkError, NotCapturable, PluginFault, one_line_traceback
 from fwk.plugins.discovery import Registered
@@ -63,25 +62,32 @@ def _named(who: str, cls: type[Any]) -> type[Any]:
             body[name] = guarded(who, own, name, _answers(interface, name))
     if not body:
         return cls
+    body |= {"__slots__": (), "__module__": cls.__module__, "__doc__": cls.__doc__}
     try:
-        return type(
-            cls.__name__, (cls,), {"__slots__": (), "__module__": cls.__module__, "__doc__": cls.__doc__, **body}
-        )
+        found = type(cls.__name__, (cls,), body)
     except TypeError:  # nothing may derive from it
         return cls
+    _GUARDED.add(found)
+    return found
 
 
 def _follow(who: str, answer: Any) -> None:
     """Guard an answer that is an object of an interface."""
-    cls = cast("type[Any]", type(answer))
-    if cls not in _GUARDED and not is_dataclass(cls) and any(map(_is_interface, cls.__mro__[1:])):
+    cls = _guarded_class(who, cast("type[Any]", type(answer)))
+    if cls is not None:
         with suppress(TypeError):  # one that cannot change its class
-            answer.__class__ = found = _cached(who, cls)
-            _GUARDED.add(found)
+            answer.__class__ = cls
 
 
-_cached = cache(_named)
-_GUARDED = WeakSet[type]()
+@cache
+def _guarded_class(who: str, cls: type[Any]) -> type[Any] | None:
+    """What guards objects of a class that is an answer; None: it is no interface's, or guarded already."""
+    if cls in _GUARDED or is_dataclass(cls) or not any(map(_is_interface, cls.__mro__[1:])):
+        return None
+    return _named(who, cls)
+
+
+_GUARDED: set[type[Any]] = set()
 _FATAL = tuple(f"{FAMILIES[family].noun} " for family in ("executors", "cache"))  # the line of its death tells it
 _TOLD = set[str]()  # at level error, once each
 
@@ -146,13 +152,13 @@ def _answers(interface: type[Any], name: str) -> Check | None:
         kind = get_type_hints(told, {}, ChainMap(module, builtins.__dict__, _Unknown()))
     except (AttributeError, TypeError):  # of a module that is imported for type checkers alone
         return None
-    kind = kind["return"]
-    if kind is type(None) or _is(kind, object()):
+    fits = _fits(kind["return"])
+    if fits is None or kind["return"] is type(None):
         return None
-    words = re.sub(r"\w+\.", "", inspect.formatannotation(kind))
+    words = re.sub(r"\w+\.", "", inspect.formatannotation(kind["return"]))
 
     def check(answer: Any, *args: Any, **fields: Any) -> str | None:
-        if _is(kind, answer):
+        if fits(answer):
             return None
         return f"answered {'None' if answer is None else f'a {type(answer).__name__}'}, no {words},"
 
@@ -169,30 +175,42 @@ class _Unknown(dict[str, Any]):
         return True
 
 
-def _is(kind: Any, answer: Any) -> bool:  # noqa: C901 - a case for each kind of type
-    """Whether an answer is of a type, as far as that can be seen."""
+def _fits(kind: Any) -> Callable[[Any], bool] | None:
+    """Whether an answer is of a type, as far as that can be seen; None: anything is."""
     origin, args = get_origin(kind), get_args(kind)
-    if origin in (Union, UnionType):
-        return any(_is(one, answer) for one in args)
-    if kind is Any:
-        return True
+    parts = [_fits(one) for one in args]
     if kind is None or kind is type(None):
-        return answer is None
+        return lambda answer: answer is None
     if kind is int:
-        return hasattr(answer, "__index__")
+        return lambda answer: hasattr(answer, "__index__")
     if kind is float:
-        return hasattr(answer, "__float__")
+        return lambda answer: hasattr(answer, "__float__")
     if kind is bool:
-        return type(answer).__name__.startswith("bool")  # also numpy's
-    if origin is tuple and args and args[-1] is not Ellipsis:
-        parts = cast("tuple[Any, ...]", answer) if isinstance(answer, tuple | list) else ()
-        return len(parts) == len(args) and all(map(_is, args, parts))
+        return lambda answer: answer is True or answer is False or type(answer).__name__.startswith("bool")  # numpy's
+    if origin in (Union, UnionType):
+        alternatives = [part for part in parts if part is not None]
+        return (lambda answer: any(fits(answer) for fits in alternatives)) if len(alternatives) == len(parts) else None
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        told = cast("Mapping[Any, Any]", answer) if isinstance(answer, Mapping) else None
-        return told is not None and all(_is(args[0], key) and _is(args[1], value) for key, value in told.items())
+        return lambda answer: isinstance(answer, Mapping) and _all(parts[0], answer) and _all(parts[1], answer.values())
+    if origin is tuple and args[-1] is not Ellipsis:
+        return lambda answer: _are(parts, answer)
     if isinstance(origin, type) and issubclass(origin, Sequence | AbstractSet):
-        fits = isinstance(answer, Sequence | AbstractSet) and not isinstance(answer, str | bytes)
-        return fits and all(_is(args[0], one) for one in cast("Sequence[Any]", answer))
-    if origin is not None or not isinstance(kind, type) or getattr(kind, "_is_protocol", False):
-        return True
-    return isinstance(answer, kind)
+        return lambda answer: isinstance(answer, _SEVERAL) and not isinstance(answer, _TEXTS) and _all(parts[0], answer)
+    if kind is Any or kind is object or not isinstance(kind, type) or getattr(kind, "_is_protocol", False):
+        return None
+    return lambda answer: isinstance(answer, kind)
+
+
+_SEVERAL: Any = (Sequence, AbstractSet)
+_TEXTS: Any = (str, bytes)
+
+
+def _all(fits: Callable[[Any], bool] | None, answers: Any) -> bool:
+    return fits is None or all(map(fits, answers))
+
+
+def _are(parts: list[Callable[[Any], bool] | None], answer: Any) -> bool:
+    """Whether an answer is a tuple of these parts."""
+    if not isinstance(answer, tuple | list) or len(cast("tuple[Any, ...]", answer)) != len(parts):
+        return False
+    return all(_all(fits, [one]) for fits, one in zip(parts, cast("tuple[Any, ...]", answer), strict=True))
