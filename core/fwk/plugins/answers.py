@@ -40,13 +40,20 @@ def checked(item: Registered, plugin: Any, **checks: Check | None) -> Any:
     return plugin
 
 
-def named(item: Registered, cls: Any) -> Any:
-    """The plugin's class, whose objects raise ``PluginFault`` for what their interface's methods raise or answer.
+def named(item: Registered, made: Any, *, is_often: bool = False) -> Any:
+    """The plugin's object, whose interface's methods raise ``PluginFault`` for what they raise or wrongly answer.
 
     An answer is held against the type that the interface says it has; one that is an object with methods of an
-    interface, as a grammar is, is guarded likewise. What a class inherits from its interface stays as it is.
+    interface, as a grammar is, is guarded likewise. What a class inherits from its interface stays as it is. is_often:
+    others of its class follow.
     """
-    return _named(f"{FAMILIES[item.family].noun} {item.label}", cls) if isinstance(cls, type) else cls
+    who = f"{FAMILIES[item.family].noun} {item.label}"
+    if is_often:
+        _follow(who, made)
+    else:
+        with suppress(TypeError):  # one that cannot change its class
+            made.__class__ = _named(who, cast("type[Any]", type(made)))
+    return made
 
 
 def _named(who: str, cls: type[Any]) -> type[Any]:
@@ -75,7 +82,7 @@ def _follow(who: str, answer: Any) -> None:
     """Guard an answer that is an object of an interface."""
     cls = _guarded_class(who, cast("type[Any]", type(answer)))
     if cls is not None:
-        with suppress(TypeError):  # one that cannot change its class
+        with suppress(TypeError):
             answer.__class__ = cls
 
 

@@ -96,11 +96,12 @@ def build(item: Registered, context: Any, load: str | None = None) -> Any:
     """
     cls = load_object(item, load)
     try:
-        return (cls if item.family in OWN_GUARDS else named(item, cls))(context)
+        made = cls(context)
     except FwkError:
         raise
     except (Exception, SystemExit) as error:
         raise PluginLoadError(f"plugin {item.source} failed to start: {type(error).__name__}: {error}") from error
+    return made if item.family in OWN_GUARDS else named(item, made)
 
 
 def code_owners(plugins: PluginSet) -> Iterator[tuple[str, str]]:

@@ -20,15 +20,16 @@ class ParserChoice:
         self.selection = select_parser(family, requested, factory.plugins, template)
         item = self.selection.chosen
         self.name = item.name if item is not None else "none"
-        self._class: Callable[[ParserContext], Any] | None = (
-            named(item, load_object(item)) if item is not None else None
-        )
+        self._class: Callable[[ParserContext], Any] | None = load_object(item) if item is not None else None
         self.is_none = item is None
         self._options = factory.options(item) if item is not None else None
 
     def make(self, tools: Any, prompt_tail: str) -> Any:
         """A parser for one sequence; None when there is none."""
-        return self._class(ParserContext(tools, prompt_tail, self._options)) if self._class is not None else None
+        if self._class is None or self.selection.chosen is None:
+            return None
+        made = self._class(ParserContext(tools, prompt_tail, self._options))
+        return named(self.selection.chosen, made, is_often=True)
 
 
 class Parsers:
