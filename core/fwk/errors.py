@@ -138,6 +138,15 @@ def one_line_traceback(error: BaseException) -> str:
     return f"{type(error).__name__}: {words} (in {calls})" if words else f"{type(error).__name__} (in {calls})"
 
 
+def one_line(error: BaseException, max_length: int) -> str:
+    """An error's kind and what it says, whatever its class makes of ``str``."""
+    try:
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+    except Exception:
+        said = f"{type(error).__name__}, which cannot be printed"
+    return said if len(said) <= max_length else f"{said[:max_length]} ..."
+
+
 def what_is_wrong(details: Mapping[str, Any], given: str = "") -> str:
     """One of pydantic's errors as a sentence: what a validator of ours says as it is, others with what was given."""
     if details["type"] == "value_error":

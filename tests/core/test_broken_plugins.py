@@ -70,6 +70,12 @@ DECLARED = {
     "raises on import": ("raise RuntimeError('no luck')", "failed to import: RuntimeError: no luck"),
     "exits on import": ("import sys; sys.exit(3)", "failed to import: SystemExit: 3"),
     "lacks a dependency": ("import lmcache", "failed to import: ModuleNotFoundError: No module named 'lmcache'"),
+    "raises no Exception": ("class B(BaseException): pass\nraise B('no luck')", "failed to import: B: no luck"),
+    "raises what cannot be printed": (
+        "class E(Exception):\n    def __str__(self): raise RuntimeError\nraise E",
+        "failed to import: E, which cannot be printed",
+    ),
+    "says too much": ("raise ValueError('z' * 10**6)", f"failed to import: ValueError: {'z' * 480}"),
     "is no Python": ("def", "failed to import: SyntaxError: "),
     "raises on declaring": (declares("raise RuntimeError('no luck')"), "failed to declare: RuntimeError: no luck"),
     "exits on declaring": (declares("sys.exit(3)"), "failed to declare: SystemExit: 3"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -15,7 +14,7 @@ import pluggy
 
 from fwk import hookspecs
 from fwk.config import EngineOptions, ModelOptions, Options, PluginOptions, ServerOptions, aliases_of
-from fwk.errors import PluginError
+from fwk.errors import PluginError, one_line
 from fwk.interfaces.declaration import LIMITED, Declaration
 from fwk.plugins.families import FAMILIES, ORDER, PARTS, VERSIONS, closest
 from fwk.plugins.versions import Adapter, ApiVersion
@@ -315,8 +314,10 @@ def discover(
             module: Any = point.load()
             stage = "declare"
             plugins.register(module, point.name, package, version, allow_override)
-        except (Exception, SystemExit) as error:
-            said = textwrap.shorten(f"{type(error).__name__}: {error}", MAX_ERROR, placeholder=" ...")
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # SystemExit, and what else is no Exception
+            said = one_line(error, MAX_ERROR)
             plugins.broken.append(Broken(point.name, package, version, stage, said, getattr(error, "keys", ())))
         if warn is not None:
             for broken in plugins.broken[known:]:
