@@ -40,9 +40,10 @@ class MineCheckpoint(Checkpoint):
 
     def config(self) -> Mapping[str, Any]:
         try:
-            return json.loads((self.path / "config.json").read_text())
+            found: dict[str, Any] = json.loads((self.path / "config.json").read_text())
         except (OSError, ValueError) as error:
             raise ModelLoadError(f"{self.path / 'config.json'}: {error}") from None
+        return found
 
     def tokenizer(self) -> Tokenizer:
         from tokenizers import Tokenizer  # noqa: PLC0415 - a heavy library
@@ -90,4 +91,4 @@ class MineWeights(WeightSource):
         return name in self._arrays
 
     def names(self) -> Iterable[str]:
-        return self._arrays.files
+        return list(self._arrays.files)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from fwk.interfaces.sampling import LogitsProcessor, LogitsView, SamplingContext
@@ -35,5 +36,6 @@ class MineProcessor(LogitsProcessor):
     def apply(self, logits: Tensor, view: LogitsView) -> Tensor:
         for row, (slot, count) in enumerate(zip(view.slots.tolist(), view.num_tokens.tolist(), strict=True)):
             if slot in self._echo:
-                logits[row, torch.from_numpy(view.token_ids[slot, :count]).long().unique()] += self._echo[slot]
+                said = torch.from_numpy(np.unique(view.token_ids[slot, :count])).long()
+                logits[row, said] += self._echo[slot]
         return logits

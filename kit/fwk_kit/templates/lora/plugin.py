@@ -39,7 +39,7 @@ class MineLoRA(LoRABackend):
 
     def plan(self, batch: AdaptedBatch) -> None:
         ids = batch.adapter_ids
-        slots: Any = () if ids is None else ids.unique().tolist()
+        slots: Any = () if ids is None else set(ids.tolist())
         self._rows = {slot: torch.nonzero(ids == slot)[:, 0] for slot in slots if slot >= 0}
 
     def apply(self, y: Tensor, x: Tensor, layer: LoRALayer) -> Tensor:

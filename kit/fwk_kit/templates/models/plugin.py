@@ -68,7 +68,8 @@ class Layer:
         x, residual = self.input_norm.add(x, residual)
         qkv = self.qkv(x).view(x.shape[0], -1, self.head_size)
         self.rotary.rotate(qkv[:, : sum(self.heads[:2])], rows)  # q and k at once: they are neighbours
-        q, k, v = qkv.split(self.heads, dim=1)
+        num_q, num_qk = self.heads[0], sum(self.heads[:2])
+        q, k, v = qkv[:, :num_q], qkv[:, num_q:num_qk], qkv[:, num_qk:]
         x = self.output(self.attention(q, k, v, batch))
         x, residual = self.mlp_norm.add(x, residual)
         return self.mlp(x), residual

@@ -22,7 +22,7 @@ class MineRunner(MoERunner):
 
     def apply(self, x: Tensor, expert_ids: Tensor, weights: Tensor) -> Tensor:
         out = torch.zeros_like(x)
-        for expert in expert_ids.unique().tolist():
+        for expert in sorted(set(expert_ids.flatten().tolist())):
             if expert not in range(self.context.num_experts):
                 continue  # another rank computes it
             tokens, places = torch.nonzero(expert_ids == expert, as_tuple=True)

@@ -65,5 +65,6 @@ class Layer:
     def __call__(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         qkv = self.qkv(self.norm(x)).view(x.shape[0], -1, self.head_size)
         self.rotary.rotate(qkv[:, : sum(self.heads[:2])], self.rotary.rows(batch.positions))
-        q, k, v = qkv.split(self.heads, dim=1)
+        num_q, num_qk = self.heads[0], sum(self.heads[:2])
+        q, k, v = qkv[:, :num_q], qkv[:, num_q:num_qk], qkv[:, num_qk:]
         return self.output(self.attention(q, k, v, batch))

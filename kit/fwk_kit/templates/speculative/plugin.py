@@ -23,4 +23,5 @@ class MineDecoder(SpeculativeDecoder):
         if not len(found):
             return []
         start = int(found[-1]) + 1
-        return tokens[start : start + min(most, self.max_drafts)].tolist()
+        drafts: list[int] = tokens[start : start + min(most, self.max_drafts)].tolist()
+        return drafts
