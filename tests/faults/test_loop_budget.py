@@ -6,10 +6,12 @@ import re
 import time
 from typing import Any
 
+import httpx
 import msgspec
 import pytest
 
 from tests.helpers.client import Client, HealthProbe, connect, together
+from tests.helpers.http import NO_TLS
 from tests.helpers.rig import Server
 
 MAX_BUSY, P99 = 0.5, 0.1
@@ -24,6 +26,7 @@ use, takes more for everything.
 """
 
 MEGABYTE = 2**20
+JSON = {"content-type": "application/json"}
 YARDSTICK = msgspec.json.encode({"prompt": [7] * (8 * MEGABYTE // 3)})
 STOPS = [*("a" + chr(ord("b") + i) * 1000 for i in range(15)), "a" * 1023 + "b"]
 """The last keeps a text of "a" waiting; each of the others may begin at its end, and at no other of its places."""
@@ -87,6 +90,36 @@ async def test_many_large_bodies(tiny: Server) -> None:
     ids = {"prompt": [7] * (8 * MEGABYTE // 3), "max_tokens": 1}
     work = [("/v1/completions", text), ("/v1/chat/completions", talk), ("/v1/completions", ids)] * 4
     await attack(tiny, work, {400}, 0.35)  # two threads read them, in calls that keep the interpreter to themselves
+
+
+FIELDS = ("prompt", "messages", "input", "inputs", "query", "documents", "text_1", "tools", "metadata", "items", "stop")
+SHAPES = {
+    "numbers": b"[" + b"7," * 1_000_000 + b"7]",
+    "texts": b"[" + b'"a",' * 1_000_000 + b'"a"]',
+    "objects": b"[" + b'{"a":1},' * 130_000 + b"{}]",
+    "members": b"{" + b",".join(b'"%d":1' % i for i in range(131_000)) + b"}",
+    "key": b'{"' + b"k" * 7 * MEGABYTE + b'":1}',
+    "digits": b"9" * 7 * MEGABYTE,
+    "depth": b"[" * 120 + b"7," * 900_000 + b"7" + b"]" * 120,
+}
+"""Values as large as a body may be, which no field takes."""
+
+
+@pytest.mark.sweep
+def test_every_route_bounds_what_is_in_its_fields(tiny: Server) -> None:
+    """All routes of all dialects, from the application itself; each field alone, and once it is unknown."""
+    for path, operations in tiny.get("/openapi.json").json()["paths"].items():
+        content = operations.get("post", {}).get("requestBody", {}).get("content", {})
+        fields = content.get("application/json", {}).get("schema", {}).get("properties", {})
+        tiny.loop_times()
+        for field in [*(name for name in FIELDS if name in fields), *(["unknown"] if content else [])]:
+            for shape, value in SHAPES.items():
+                body = b'{"%s":%s}' % (field.encode(), value)
+                reply = httpx.post(tiny.url + path, content=body, headers=JSON, timeout=240, verify=NO_TLS)
+                assert reply.status_code < 500, (path, field, shape, reply.text[:300])
+        slow = slowness()
+        times = tiny.loop_times()
+        assert times["busy"] < MAX_BUSY * slow, (path, times, slow)
 
 
 @pytest.mark.sweep

@@ -21,6 +21,7 @@ from fwk.server.authorization import Access, Guard
 from fwk.server.keys import Keys
 
 _MAX_PATH = 256
+_MAX_ADMIN_BODY = 2**16  # a name and a few settings, which FastAPI reads on the event loop
 AddRoutes = Callable[[FastAPI], None]
 
 
@@ -107,6 +108,8 @@ class RouteRegistry:
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             has_body = scope["method"] not in ("GET", "HEAD") and not is_form(scope)
             messages = await read_all(receive) if has_body else []
+            if sum(len(message.get("body", b"")) for message in messages) > _MAX_ADMIN_BODY:
+                raise NotServed(f"the body is larger than {_MAX_ADMIN_BODY} bytes", 413)
             for name in names_of(scope, messages):
                 if self.is_called is not None and not (isinstance(name, str) and self.is_called(name)):
                     raise NotServed(f"the model {name!r:.200} is not served here: nothing was done", 404)

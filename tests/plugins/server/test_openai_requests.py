@@ -42,7 +42,7 @@ def test_members_are_counted_before_they_are_read(monkeypatch):
     monkeypatch.setattr(body.json, "loads", lambda *_, **__: None)
     most = body.MAX_MEMBERS
     for end in ('"', '" \n', '\\\\"'):  # the last is of a name that ends in a backslash
-        for nested in ("%s", '{"a": [%s]}'):
+        for nested in ('{"a": %s}', '{"a": [%s]}'):
             right, wrong = (
                 nested % ("{" + ",".join(f'"{i}{end}:1' for i in range(n)) + "}") for n in (most - 1, most + 1)
             )

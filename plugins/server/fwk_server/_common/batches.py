@@ -383,6 +383,11 @@ class _RawLine(msgspec.Struct):
 _decode_line = msgspec.json.Decoder(_RawLine).decode
 
 
+def model_of(data: bytes) -> Any:
+    """What the body of a line calls the model, of any type. Off the event loop: bodies are large."""
+    return orjson.loads(data).get("model")
+
+
 def validated(file: StoredFile, endpoint: str) -> tuple[int, bool, list[dict[str, Any]]]:
     """The number of lines of a file, whether a request is among them, and what is wrong with it. Off the event loop."""
     errors: list[dict[str, Any]] = []

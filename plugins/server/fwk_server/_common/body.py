@@ -26,6 +26,9 @@ MAX_MEMBERS = 2**17
 until it has read all of an object's, and is called twice.
 """
 
+MAX_FIELDS = 1_024
+"""Of a body itself: several times as many as any route knows."""
+
 MAX_LISTS = 2**17
 """And objects, together: a prompt of token ids is one, a message two or three."""
 
@@ -35,7 +38,7 @@ _MEMBER = re.compile(rb'(?<!\\)(?:\\\\)*":')
 
 NOTES = (
     f"A body is JSON in UTF-8, nested at most {MAX_DEPTH} levels deep, holds no key twice, and at most {MAX_MEMBERS} "
-    f"members of objects, {MAX_LISTS} lists and objects and {MAX_COMMAS} values."
+    f"members of objects, {MAX_FIELDS} of its own, {MAX_LISTS} lists and objects and {MAX_COMMAS} values."
 )
 
 MAX_SHOWN = 80
@@ -86,6 +89,8 @@ def parse(data: bytes) -> dict[str, Any]:
         raise _not_json(data, error) from None
     if not isinstance(value, dict):
         raise InvalidRequest(f"the request body must be a JSON object, not {_kind(value)}")
+    if len(value) > MAX_FIELDS:
+        raise InvalidRequest(f"the request body has {len(value)} fields, and may have {MAX_FIELDS}")
     # Only a body with that many brackets can be that deep; few need the walk.
     if data.count(b"{") + data.count(b"[") > MAX_DEPTH and is_too_deep(value):
         raise InvalidRequest(f"the request body is nested more than {MAX_DEPTH} levels deep")

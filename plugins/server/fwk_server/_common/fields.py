@@ -5,20 +5,51 @@ Ranges of sampling fields are core's to check: its table is where these schemas 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, WithJsonSchema
-from pydantic_core import CoreSchema
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, WithJsonSchema
+from pydantic_core import CoreSchema, PydanticKnownError, core_schema
 
 from fwk.types.sampling import MAX_STOP_LENGTH, MAX_STOP_STRINGS, RANGES
 
 CONTEXT = "what fits into the context"
 
 
+def _failing_fast(schema: Any) -> Any:
+    """A schema whose lists are given up at their first wrong item, and whose objects are counted before anything in
+    them is looked at: telling of a million errors takes half a minute.
+    """
+    if isinstance(schema, list | tuple):
+        return type(schema)(map(_failing_fast, schema))
+    if not isinstance(schema, dict):
+        return schema
+    kept: Any = {key: part if _is_data(key, part) else _failing_fast(part) for key, part in schema.items()}
+    if schema.get("type") == "dict" and schema.get("max_length") is not None:
+        return core_schema.no_info_before_validator_function(partial(_counted, schema["max_length"]), kept)
+    return kept | {"fail_fast": True} if schema.get("type") in ("list", "tuple", "set") else kept
+
+
+def _is_data(key: str, part: Any) -> bool:
+    """Whether a part of a schema is none itself; a field may be called so."""
+    return key in ("default", "metadata") and not (isinstance(part, dict) and part.get("type") == "model-field")
+
+
+def _counted(most: int, value: Any) -> Any:
+    if isinstance(value, dict) and len(value) > most:
+        told = {"field_type": "Dictionary", "max_length": most, "actual_length": len(value)}
+        raise PydanticKnownError("too_long", told)
+    return value
+
+
 class RequestFields(BaseModel):
     """The fields of a body, or of an object in one. None is "not given", and null says the same."""
 
     model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False, protected_namespaces=())
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return _failing_fast(handler(source))
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from fwk_server._common.caller import caller_of
 from fwk_server._common.documented import BYTES, Reply
 from fwk_server._common.fields import CONTEXT, RequestFields
 from fwk_server._common.files import FileStore, NoRoom, StoredFile
-from fwk_server._common.replies import json_response
+from fwk_server._common.replies import json_response, off_loop
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -119,7 +119,7 @@ class MessageBatches:
     async def create(self, request: Request) -> Response:
         """Run messages alongside those of other clients."""
         data, caller = await body.read(request), caller_of(request)
-        file, total = await self._frontend.run_blocking(self._written, data, caller.service.tenant)
+        file, total = await off_loop(request, self._frontend, self._written, data, caller.service.tenant)
         batch = await self._runner.start(MESSAGES, file, caller, kind="msgbatch", total=total)
         return json_response(_told(batch, request))
 

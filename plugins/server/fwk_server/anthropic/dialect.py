@@ -15,7 +15,7 @@ from starlette.responses import Response
 from fwk.interfaces.dialect import DialectContext
 from fwk.interfaces.lifecycle import Stage
 from fwk_http.replies import ByteStream
-from fwk_server._common.batches import BatchRunner
+from fwk_server._common.batches import BatchRunner, model_of
 from fwk_server._common.caller import Caller
 from fwk_server._common.chat.budget import FIELD, can_budget
 from fwk_server._common.chat.dialect import ChatDialect, Running, Translate, told
@@ -93,7 +93,7 @@ class AnthropicDialect(ChatDialect):
 
     async def _serve(self, endpoint: str, data: bytes, caller: Caller) -> dict[str, Any]:
         """The reply to a request of a batch."""
-        served = self._served_by(orjson.loads(data).get("model"))
+        served = self._served_by(await self.frontend.run_blocking(model_of, data))
         raw, running = await served.frontend.run_blocking(served._prepare, data, chat_fields, caller)
         return await _Writer(raw, served.frontend.card.name, tier="batch").whole(running)
 

@@ -46,7 +46,7 @@ class MessagesBody(CountBody):
 
     max_tokens: Annotated[int, ranged("max_tokens", CONTEXT)]
     stream: bool | None = None
-    stop_sequences: Annotated[list[str], Field(fail_fast=True), WithJsonSchema(STOP_STRINGS)] | None = None
+    stop_sequences: Annotated[list[str], WithJsonSchema(STOP_STRINGS)] | None = None
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
     top_k: Annotated[int, ranged("top_k")] | None = None
     top_p: Annotated[float, ranged("top_p")] | None = None

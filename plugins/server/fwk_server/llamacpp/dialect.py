@@ -19,7 +19,7 @@ from fwk_server._common.chat.messages import read_messages, template_kwargs
 from fwk_server._common.chat.served import capabilities
 from fwk_server._common.chat.tools import read_tools, with_tools
 from fwk_server._common.documented import EVENTS, Reply
-from fwk_server._common.replies import EventStream, json_response, reply, unless_gone
+from fwk_server._common.replies import EventStream, json_response, off_loop, reply
 from fwk_server.llamacpp.reply import complete, events, settings
 from fwk_server.llamacpp.request import (
     CompletionBody,
@@ -100,7 +100,7 @@ class LlamaCppDialect(ChatDialect):
     async def apply_template(self, request: Request) -> Response:
         """The prompt that the chat template makes of messages."""
         data = await body.read(request)
-        return json_response(await self.frontend.run_blocking(self._rendered, data))
+        return json_response(await off_loop(request, self.frontend, self._rendered, data))
 
     async def props(self, request: Request) -> Response:
         """What is served, and how a request without settings is sampled."""
@@ -122,7 +122,7 @@ class LlamaCppDialect(ChatDialect):
 
     async def _answer(self, request: Request, read: Read) -> Response:
         data, caller = await body.read(request), caller_of(request)
-        asked = await unless_gone(request, self.frontend.run_blocking(body.apply, read, data, self.frontend, caller))
+        asked = await off_loop(request, self.frontend, body.apply, read, data, self.frontend, caller)
         if asked.call.body.stream:
             return EventStream(events(asked, self.frontend), self.error_body, ending=b"")
         return await reply(request, complete(asked, self.frontend))

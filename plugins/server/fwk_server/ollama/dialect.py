@@ -30,7 +30,7 @@ from fwk_server._common.dimensions import check_dimensions, cut
 from fwk_server._common.documented import LINES, Reply
 from fwk_server._common.logprobs import TokenTexts, chat_logprobs
 from fwk_server._common.once import Once
-from fwk_server._common.replies import json_response
+from fwk_server._common.replies import json_response, off_loop, read_as
 from fwk_server._common.replies import reply as replied
 from fwk_server.ollama.description import INTERFACE_VERSION, Description, Descriptions, listed, running, shown, when
 from fwk_server.ollama.request import (
@@ -101,8 +101,7 @@ class OllamaDialect(ChatDialect):
     async def _answer(self, request: Request, is_chat: bool) -> Response:
         data = await body.read(request, is_any_kind=True)
         started = time.perf_counter_ns()
-        made = await self.frontend.run_blocking(self._made, data, is_chat, caller_of(request))
-        raw, running = made
+        raw, running = await off_loop(request, self.frontend, self._made, data, is_chat, caller_of(request))
         writer = _Writer(self._name(raw), is_chat, started, self._tokens)
         if running is None:
             return json_response(writer.loaded(raw.get("keep_alive") in (0, "0")))
@@ -130,10 +129,7 @@ class OllamaDialect(ChatDialect):
         return raw.get("model") or self.frontend.card.name
 
     async def _read_body(self, request: Request, model: type[BaseModel]) -> dict[str, Any]:
-        """The fields of a small body."""
-        raw = body.parse(await body.read(request, is_any_kind=True))
-        body.validate(model, raw)
-        return raw
+        return (await read_as(model, request, self.frontend, is_any_kind=True))[1]
 
     async def embed(self, request: Request) -> Response:
         """Turn texts into vectors."""

@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 
 from fwk.errors import InvalidRequest
 from fwk.interfaces.dialect import AdapterCard, Frontend
-from fwk_server._common.body import parse, shown, validate
+from fwk_server._common.body import shown
 from fwk_server._common.chat.models import LoadAdapterRequest, UnloadAdapterRequest
 from fwk_server._common.chat.served import model_bodies, model_body, named_by_model
 
@@ -47,25 +47,23 @@ def _body(adapter: AdapterCard, frontend: Frontend) -> dict[str, Any]:
     return base | {"id": adapter.name, "created": adapter.created, "root": adapter.source, "parent": base["id"]}
 
 
-async def load(data: bytes, frontend: Frontend) -> dict[str, Any]:
+async def load(asked: LoadAdapterRequest, frontend: Frontend) -> dict[str, Any]:
     """Load an adapter on every engine."""
-    body = validate(LoadAdapterRequest, parse(data))
     _check_open(frontend)
-    if body.load_inplace:
+    if asked.load_inplace:
         raise InvalidRequest("load_inplace is not supported: unload the adapter first", "load_inplace")
-    if body.pinned:
+    if asked.pinned:
         raise InvalidRequest("pinned is not supported: adapters share the slots of --max-loras-per-batch", "pinned")
-    await frontend.load_adapter(body.lora_name, body.lora_path)
+    await frontend.load_adapter(asked.lora_name, asked.lora_path)
     return _loaded(frontend)
 
 
-async def unload(data: bytes, frontend: Frontend) -> dict[str, Any]:
+async def unload(asked: UnloadAdapterRequest, frontend: Frontend) -> dict[str, Any]:
     """Take no more requests for an adapter; those under way finish."""
-    body = validate(UnloadAdapterRequest, parse(data))
     _check_open(frontend)
-    if body.lora_name not in frontend.adapters:
-        raise UnknownAdapter(body.lora_name)
-    await frontend.unload_adapter(body.lora_name)
+    if asked.lora_name not in frontend.adapters:
+        raise UnknownAdapter(asked.lora_name)
+    await frontend.unload_adapter(asked.lora_name)
     return _loaded(frontend)
 
 

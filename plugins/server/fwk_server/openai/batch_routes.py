@@ -22,7 +22,7 @@ from fwk_server._common.documented import BYTES, Reply, documented, json_body
 from fwk_server._common.fields import RequestFields
 from fwk_server._common.files import FileStore, UnknownFile
 from fwk_server._common.paging import DeletedReply, ListReply
-from fwk_server._common.replies import Endpoint, closed_on_disconnect, json_response
+from fwk_server._common.replies import Endpoint, closed_on_disconnect, json_response, read_as
 from fwk_server.openai.bodies import ErrorBody
 from fwk_server.openai.upload import Upload
 
@@ -162,7 +162,7 @@ class BatchRoutes:
 
     async def create(self, request: Request) -> Response:
         """Run the requests of a file."""
-        asked = body.validate(BatchBody, body.parse(await body.read(request)))
+        asked, _ = await read_as(BatchBody, request, self._frontend)
         caller = caller_of(request)
         file = self._store.get(asked.input_file_id, caller.service.tenant, "input_file_id")
         batch = await self._runner.start(asked.endpoint, file, caller, asked.metadata)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import orjson
 from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
@@ -15,7 +14,7 @@ from fwk import __version__
 from fwk.interfaces.dialect import Dialect, DialectContext, Frontend
 from fwk.interfaces.lifecycle import Stage
 from fwk_server._common import body, completion
-from fwk_server._common.batches import BatchRunner
+from fwk_server._common.batches import BatchRunner, model_of
 from fwk_server._common.caller import Caller, caller_of
 from fwk_server._common.chat import call as chat_call
 from fwk_server._common.chat import constraints
@@ -35,7 +34,16 @@ from fwk_server._common.files import FileStore
 from fwk_server._common.logprobs import TokenTexts
 from fwk_server._common.once import Once
 from fwk_server._common.records import Records
-from fwk_server._common.replies import Endpoint, EventStream, closed_on_disconnect, json_response, reply, unless_gone
+from fwk_server._common.replies import (
+    SMALL_BODY,
+    Endpoint,
+    EventStream,
+    closed_on_disconnect,
+    json_response,
+    off_loop,
+    read_as,
+    reply,
+)
 from fwk_server.openai import OpenAIOptions, adapters, chat, completions, embeddings, stored, tokens
 from fwk_server.openai.batch_routes import BatchBody, BatchRoutes
 from fwk_server.openai.bodies import (
@@ -62,7 +70,6 @@ Prepare = Callable[..., Any]
 _ANTHROPIC = "anthropic-version"
 """The header that Anthropic's clients send."""
 
-SMALL_BODY = 2_048
 """Bodies up to this many bytes are parsed, rendered and tokenised on the event loop: a hand-over costs more."""
 
 SLOW_WORDS = (b"chat_template_kwargs", b"_url", b"\\u", *constraints.WORDS)
@@ -113,7 +120,7 @@ class OpenAIDialect(Dialect):
         self._peer_tokens: dict[str, TokenTexts] = {}  # of other models, once a batch has asked for one
         options = context.options or OpenAIOptions()
         self._records = Records(options.files_dir, "openai", self._frontend)
-        self._stored = StoredCompletions(options.completions_store_bytes, self._records)
+        self._stored = StoredCompletions(options.completions_store_bytes, self._records, self._frontend)
         self._once = Once()
         self._files = FileStore(self._records, options.max_files_bytes)
         self.max_bodies = {"/v1/files": options.max_files_bytes + FORM_BYTES}
@@ -145,7 +152,7 @@ class OpenAIDialect(Dialect):
 
     async def _serve(self, endpoint: str, data: bytes, caller: Caller) -> dict[str, Any]:
         """The reply to a request of a batch, by the model of this server that it names."""
-        frontend, tokens = self._served_by(data)
+        frontend, tokens = self._served_by(await self._frontend.run_blocking(model_of, data))
         prepare = _BATCHED[endpoint]
         if prepare in MODELS:
             prepare = partial(self._known, prepare)
@@ -156,9 +163,8 @@ class OpenAIDialect(Dialect):
         kind = chat if endpoint == "/v1/chat/completions" else completions
         return await kind.complete(call, frontend, tokens)
 
-    def _served_by(self, data: bytes) -> tuple[Frontend, TokenTexts]:
-        """The model that a body names, or this one, which refuses a name that no model has."""
-        name = orjson.loads(data).get("model")
+    def _served_by(self, name: Any) -> tuple[Frontend, TokenTexts]:
+        """The model of a name, or this one, which refuses a name that no model has."""
         if isinstance(name, str) and not self._frontend.is_called(name):
             for peer in self._frontend.peers:
                 if peer.is_called(name):
@@ -242,11 +248,13 @@ class OpenAIDialect(Dialect):
 
     async def load_lora_adapter(self, request: Request) -> Response:
         """Load a LoRA adapter from the folders of ``--lora-dirs``. For administrators."""
-        return json_response(await adapters.load(await body.read(request), self._frontend))
+        asked, _ = await read_as(LoadAdapterRequest, request, self._frontend)
+        return json_response(await adapters.load(asked, self._frontend))
 
     async def unload_lora_adapter(self, request: Request) -> Response:
         """Forget a LoRA adapter once the requests for it that are under way have ended. For administrators."""
-        return json_response(await adapters.unload(await body.read(request), self._frontend))
+        asked, _ = await read_as(UnloadAdapterRequest, request, self._frontend)
+        return json_response(await adapters.unload(asked, self._frontend))
 
     async def _read(self, request: Request, prepare: Prepare) -> Any:
         """What ``prepare`` makes of the body: here when it is small, else off the event loop."""
@@ -255,9 +263,7 @@ class OpenAIDialect(Dialect):
             prepare = partial(self._known, prepare)
         if len(data) <= SMALL_BODY and not any(word in data for word in SLOW_WORDS):
             return body.apply(prepare, data, self._frontend, caller)
-        return await unless_gone(
-            request, self._frontend.run_blocking(body.apply, prepare, data, self._frontend, caller)
-        )
+        return await off_loop(request, self._frontend, body.apply, prepare, data, self._frontend, caller)
 
     def _known(self, prepare: Prepare, raw: Mapping[str, Any], frontend: Frontend, *args: Any) -> Any:
         """``prepare``, if all fields are known or need not be."""

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from fwk.errors import InvalidRequest
+from fwk.interfaces.dialect import Frontend
 from fwk_server._common import body
 from fwk_server._common.body import want
 from fwk_server._common.caller import caller_of
@@ -18,7 +19,7 @@ from fwk_server._common.documented import Reply, documented, json_body
 from fwk_server._common.fields import RequestFields
 from fwk_server._common.paging import PAGE, DeletedReply, ListReply, page
 from fwk_server._common.records import Key, Records
-from fwk_server._common.replies import Endpoint, closed_on_disconnect, json_response
+from fwk_server._common.replies import Endpoint, closed_on_disconnect, json_response, read_as
 from fwk_server._common.store import ObjectStore
 from fwk_server.openai.bodies import ChatBody, ErrorBody
 
@@ -56,7 +57,8 @@ def metadata_of(call: ChatCall) -> dict[str, str]:
 class StoredCompletions:
     """The routes, and what they tell of."""
 
-    def __init__(self, max_bytes: int, records: Records) -> None:
+    def __init__(self, max_bytes: int, records: Records, frontend: Frontend) -> None:
+        self._frontend = frontend
         self._store = ObjectStore(max_bytes, records, "completion")
         self.load = self._store.load
 
@@ -99,7 +101,7 @@ class StoredCompletions:
 
     async def update_completion(self, request: Request) -> Response:
         """Change the metadata of a stored completion."""
-        asked = body.validate(UpdateBody, body.parse(await body.read(request)))
+        asked, _ = await read_as(UpdateBody, request, self._frontend)
         entry = self._get(request)
         entry["completion"]["metadata"] = asked.metadata or {}
         if not self._store.put(_key(request), entry):

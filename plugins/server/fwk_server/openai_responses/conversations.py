@@ -6,13 +6,14 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from pydantic import Field, WithJsonSchema
 from starlette.requests import Request
 from starlette.responses import Response
 
 from fwk.errors import InvalidRequest
+from fwk.interfaces.dialect import Frontend
 from fwk_server._common import body
 from fwk_server._common.caller import caller_of
 from fwk_server._common.chat.items import new_id, read_items
@@ -20,7 +21,7 @@ from fwk_server._common.chat.models import array
 from fwk_server._common.fields import CONTEXT, RequestFields
 from fwk_server._common.paging import PAGE, DeletedReply, page
 from fwk_server._common.records import Key
-from fwk_server._common.replies import json_response
+from fwk_server._common.replies import json_response, off_loop, read_as
 from fwk_server._common.store import ObjectStore, UnknownObject
 from fwk_server.openai_responses.replies import ConversationReply, ErrorReply, ItemsReply
 from fwk_server.openai_responses.request import MAX_ID, Metadata
@@ -60,6 +61,7 @@ class AddBody(RequestFields):
     items: _Items
 
 
+Body = TypeVar("Body", ConversationBody, AddBody)
 BODIES = {"/v1/conversations": ConversationBody, _ONE: UpdateBody, _ITEMS: AddBody}
 
 
@@ -70,8 +72,9 @@ def _in_path(name: str) -> dict[str, Any]:
 class Conversations:
     """Those of all callers, in the store of the responses."""
 
-    def __init__(self, store: ObjectStore, find: Callable[[Key], dict[str, Any]]) -> None:
+    def __init__(self, store: ObjectStore, find: Callable[[Key], dict[str, Any]], frontend: Frontend) -> None:
         """find: the item of a tenant and an id. Raises ``UnknownObject``."""
+        self._frontend = frontend
         self._store = store
         self._find = find
 
@@ -112,14 +115,19 @@ class Conversations:
         if not self._store.put(key, entry, [item["id"] for item in entry["items"]]):
             raise InvalidRequest("the conversation is larger than --responses-store-bytes", "items")
 
-    def _read(self, request: Request, items: list[Any] | None) -> list[dict[str, Any]]:
-        tenant = caller_of(request).service.tenant
-        return read_items(items or [], lambda name: self._find((tenant, name)), "items")
+    async def _read(self, request: Request, model: type[Body]) -> tuple[Body, list[dict[str, Any]]]:
+        """The body and its items, read off the event loop."""
+        tenant, data = caller_of(request).service.tenant, await body.read(request)
+
+        def read() -> tuple[Body, list[dict[str, Any]]]:
+            asked = body.validate(model, body.parse(data))
+            return asked, read_items(asked.items or [], lambda name: self._find((tenant, name)), "items")
+
+        return await off_loop(request, self._frontend, read)
 
     async def create(self, request: Request) -> Response:
         """Begin a conversation."""
-        asked = body.validate(ConversationBody, body.parse(await body.read(request)))
-        items = self._read(request, asked.items)
+        asked, items = await self._read(request, ConversationBody)
         told = {"id": new_id("conv"), "object": "conversation", "created_at": int(time.time())}
         told["metadata"] = asked.metadata or {}
         await self._put((caller_of(request).service.tenant, told["id"]), {"conversation": told, "items": items})
@@ -131,7 +139,7 @@ class Conversations:
 
     async def update(self, request: Request) -> Response:
         """Change a conversation's metadata."""
-        asked = body.validate(UpdateBody, body.parse(await body.read(request)))
+        asked, _ = await read_as(UpdateBody, request, self._frontend)
         entry = self._get(_key(request), "conversation_id")
         entry["conversation"]["metadata"] = asked.metadata or {}
         await self._put(_key(request), entry)
@@ -150,9 +158,9 @@ class Conversations:
 
     async def add_items(self, request: Request) -> Response:
         """Add to a conversation."""
-        asked = body.validate(AddBody, body.parse(await body.read(request)))
+        self._get(_key(request), "conversation_id")
+        _, added = await self._read(request, AddBody)
         entry = self._get(_key(request), "conversation_id")
-        added = self._read(request, asked.items)
         if not added:
             raise InvalidRequest("items must not be empty", "items")
         entry["items"] += added

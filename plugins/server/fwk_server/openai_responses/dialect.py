@@ -28,7 +28,7 @@ from fwk_server._common.logprobs import TokenTexts
 from fwk_server._common.once import Once
 from fwk_server._common.paging import PAGE, DeletedReply, page
 from fwk_server._common.records import Key, Records
-from fwk_server._common.replies import json_response
+from fwk_server._common.replies import json_response, off_loop
 from fwk_server._common.replies import reply as replied
 from fwk_server._common.store import ObjectStore, UnknownObject
 from fwk_server.openai_responses import ResponsesOptions
@@ -80,7 +80,7 @@ class ResponsesDialect(ChatDialect):
         options = options if options is not None else ResponsesOptions()
         self._records = Records(options.files_dir, "openai-responses", self.frontend)
         self._store = ObjectStore(options.responses_store_bytes, self._records, "object")
-        self._conversations = Conversations(self._store, self._item)
+        self._conversations = Conversations(self._store, self._item, self.frontend)
         self._is_strict = options.strict_requests
         self._once = Once()
         self._max_background = options.max_background_responses
@@ -111,7 +111,7 @@ class ResponsesDialect(ChatDialect):
     async def create(self, request: Request) -> Response:
         """Answer a conversation."""
         data, caller = await body.read(request), caller_of(request)
-        asked, job = await self.frontend.run_blocking(self._job, data, caller)
+        asked, job = await off_loop(request, self.frontend, self._job, data, caller)
         if asked.background:
             started = await self._start(job, data)
             return _stream(job.follow(0)) if asked.stream else json_response(started)
@@ -180,14 +180,14 @@ class ResponsesDialect(ChatDialect):
     async def input_tokens(self, request: Request) -> Response:
         """Count the tokens of a request's prompt."""
         data, caller = await body.read(request), caller_of(request)
-        _, job = await self.frontend.run_blocking(self._job, data, caller)
+        _, job = await off_loop(request, self.frontend, self._job, data, caller)
         counted = len(job.running.call.item.prompt_token_ids)
         return json_response({"object": "response.input_tokens", "input_tokens": counted})
 
     async def compact(self, request: Request) -> Response:
         """Say a conversation in short."""
         data, caller = await body.read(request), caller_of(request)
-        running, context = await self.frontend.run_blocking(self._compaction, data, caller)
+        running, context = await off_loop(request, self.frontend, self._compaction, data, caller)
         return await replied(request, compacted(running, context))
 
     def _compaction(self, data: bytes, caller: Caller) -> tuple[Running, list[dict[str, Any]]]:

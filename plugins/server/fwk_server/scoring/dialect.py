@@ -20,7 +20,7 @@ from fwk_server._common.chat.dialect import ChatDialect
 from fwk_server._common.chat.models import MAX_INPUTS, Standing
 from fwk_server._common.chat.served import check_model
 from fwk_server._common.inputs import read_prompts
-from fwk_server._common.replies import json_response, unless_gone
+from fwk_server._common.replies import json_response, off_loop, unless_gone
 from fwk_server.scoring.bodies import (
     ClassifyRequest,
     LabelScores,
@@ -119,7 +119,7 @@ class PoolingDialect(ChatDialect):
                     raise InvalidRequest(f"{name} is for scores of pairs: leave it out, or query and items", name)
             return call, label_inputs(call, self.frontend, caller)
 
-        call, items = await unless_gone(request, self.frontend.run_blocking(read))
+        call, items = await off_loop(request, self.frontend, read)
         num_labels = len(call.label_token_ids)
         work = label_scores(self.frontend, items, num_labels, bool(call.apply_softmax))
         scores = await unless_gone(request, work)
@@ -174,7 +174,7 @@ class PoolingDialect(ChatDialect):
             items[:] = map(self.frontend.check_embed, items)
             return call, made
 
-        return await self.frontend.run_blocking(prepare)
+        return await off_loop(request, self.frontend, prepare)
 
     def _inputs(self, call: ClassifyRequest | PoolingRequest, caller: Caller) -> list[EmbedInput]:
         adds = call.add_special_tokens is not False

@@ -21,13 +21,15 @@ from fwk_server._common.caller import caller_of
 from fwk_server._common.documented import BYTES, EVENTS, Reply, Responses, documented, json_body
 from fwk_server._common.replies import (
     CLIENT_CLOSED,
+    SMALL_BODY,
     EventStream,
     closed_on_disconnect,
     event,
     json_response,
+    off_loop,
+    read_as,
     reply,
     unless_disconnected,
-    unless_gone,
 )
 from fwk_server.tgi import lightllm, remote_weights, sglang, weights
 from fwk_server.tgi.elsewhere import ROUTES
@@ -37,7 +39,6 @@ from fwk_server.tgi.request import Call, GenerateRequest, NotJSON, checked, prep
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-SMALL_BODY = 2_048
 """Bodies up to this many bytes are read and tokenised on the event loop: a hand-over costs more."""
 
 _KINDS = {
@@ -195,7 +196,7 @@ class TGIDialect(Dialect):
         """Continue a text: in TGI's words, or SGLang's."""
         data = await body.read(request)
         if b'"inputs"' not in data or b'"input_ids"' in data or b'"text"' in data:
-            native = await unless_gone(request, self._frontend.run_blocking(_native, data, self._frontend, request))
+            native = await off_loop(request, self._frontend, _native, data, self._frontend, request)
             if native is not None:
                 return await self._native(request, native)
         if self._is_lightllm:
@@ -205,8 +206,7 @@ class TGIDialect(Dialect):
 
     async def _light(self, request: Request) -> lightllm.LightCall:
         data, caller = await body.read(request), caller_of(request)
-        work = self._frontend.run_blocking(body.apply, lightllm.read, data, self._frontend, caller)
-        return await unless_gone(request, work)
+        return await off_loop(request, self._frontend, body.apply, lightllm.read, data, self._frontend, caller)
 
     async def _native(self, request: Request, call: sglang.NativeCall | InvalidRequest) -> Response:
         """The reply to SGLang's clients, errors in their shape."""
@@ -272,7 +272,7 @@ class TGIDialect(Dialect):
     async def update_weights(self, request: Request) -> Response:
         """Serve the weights of another checkpoint, as SGLang does. For administrators."""
         try:
-            asked = weights.read(await body.read(request))
+            asked = weights.checked((await read_as(weights.UpdateRequest, request, self._frontend))[0])
             num_waited = await self._frontend.update_weights(
                 asked.model_path, asked.load_format, aborts=asked.abort_all_requests
             )
@@ -306,13 +306,11 @@ class TGIDialect(Dialect):
         if len(data) <= SMALL_BODY:
             call = prepare(data, self._frontend, stream, caller)
         else:
-            call = await unless_gone(
-                request, self._frontend.run_blocking(prepare, data, self._frontend, stream, caller)
-            )
+            call = await off_loop(request, self._frontend, prepare, data, self._frontend, stream, caller)
         if call.item.sampling.grammar is None:
             call.item = checked(self._frontend, call.item)
         else:  # it is compiled
-            call.item = await unless_gone(request, self._frontend.run_blocking(checked, self._frontend, call.item))
+            call.item = await off_loop(request, self._frontend, checked, self._frontend, call.item)
         return call
 
     async def _reply(self, request: Request, call: Call, as_list: bool = False) -> Response:

@@ -51,7 +51,7 @@ class Parameters(RequestFields):
     repetition_penalty: Annotated[float, ranged("repetition_penalty")] | None = None
     frequency_penalty: Annotated[float, ranged("frequency_penalty")] | None = None
     seed: Annotated[int, Field(ge=0, lt=2**64)] | None = None
-    stop: Annotated[list[str], Field(fail_fast=True), WithJsonSchema(STOP_STRINGS)] | None = None
+    stop: Annotated[list[str], WithJsonSchema(STOP_STRINGS)] | None = None
     best_of: Annotated[int, WithJsonSchema({"type": "integer", "minimum": 1, "maximum": MAX_N})] | None = None
     truncate: Annotated[int, bounded("integer", "less than the context")] | None = None
     return_full_text: bool | None = None

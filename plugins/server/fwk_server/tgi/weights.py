@@ -7,7 +7,6 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from fwk.errors import InvalidRequest
-from fwk_server._common.body import parse, validate
 
 
 class UpdateRequest(BaseModel):
@@ -37,9 +36,8 @@ _REFUSED: tuple[tuple[str, Any, str], ...] = (
 """Memory of the old weights is always given back, and captured steps are always captured again."""
 
 
-def read(data: bytes) -> UpdateRequest:
+def checked(asked: UpdateRequest) -> UpdateRequest:
     """Raises ``InvalidRequest``."""
-    asked = validate(UpdateRequest, parse(data))
     for name, only, why in _REFUSED:
         if getattr(asked, name) != only:
             raise InvalidRequest(f"{name} is not supported: {why}", name)

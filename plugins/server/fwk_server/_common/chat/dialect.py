@@ -21,7 +21,7 @@ from fwk_server._common.chat.answers import Answer
 from fwk_server._common.chat.call import ChatCall, check, prepare
 from fwk_server._common.chat.outputs import Usage, run
 from fwk_server._common.documented import Reply, documented, json_body
-from fwk_server._common.replies import Endpoint, closed_on_disconnect
+from fwk_server._common.replies import Endpoint, closed_on_disconnect, off_loop
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -133,7 +133,7 @@ class ChatDialect(Dialect):
     async def read(self, request: Request, translate: Translate) -> tuple[Mapping[str, Any], Running]:
         """The body and the call it asks for, read and checked off the event loop."""
         data = await body.read(request)
-        return await self.frontend.run_blocking(self._prepare, data, translate, caller_of(request))
+        return await off_loop(request, self.frontend, self._prepare, data, translate, caller_of(request))
 
     def _prepare(self, data: bytes, translate: Translate, caller: Caller) -> tuple[Mapping[str, Any], Running]:
         raw = body.parse(data)

@@ -50,10 +50,6 @@ def array(items: dict[str, Any], most: int, **more: Any) -> dict[str, Any]:
     return {"type": "array", "items": items, "maxItems": most, **more}
 
 
-# A million wrong elements must not become a million errors.
-Ids = Annotated[list[int], Field(fail_fast=True)]
-Texts = Annotated[list[str], Field(fail_fast=True)]
-
 Stop = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "string", "maxLength": MAX_STOP_LENGTH}, STOP_STRINGS]})]
 _PATTERN = {"type": "string", "maxLength": MAX_PATTERN_LENGTH}
 Patterns = Annotated[Any, WithJsonSchema({"anyOf": [_PATTERN, array(_PATTERN, MAX_STOP_PATTERNS)]})]
@@ -63,7 +59,7 @@ MESSAGES = array({"type": "object", "x-limit": CONTEXT}, MAX_MESSAGES, minItems=
 Messages = Annotated[Any, WithJsonSchema(MESSAGES)]
 Prompt = Annotated[Any, WithJsonSchema({"anyOf": [STRING, IDS, array(STRING, MAX_PROMPTS), array(IDS, MAX_PROMPTS)]})]
 Input = Annotated[Any, WithJsonSchema({"anyOf": [STRING, IDS, array(STRING, MAX_INPUTS), array(IDS, MAX_INPUTS)]})]
-Words = Annotated[Texts, WithJsonSchema(array({"type": "string", "maxLength": MAX_STOP_LENGTH}, MAX_BAD_WORDS))]
+Words = Annotated[list[str], WithJsonSchema(array({"type": "string", "maxLength": MAX_STOP_LENGTH}, MAX_BAD_WORDS))]
 Label = Annotated[str, Field(max_length=MAX_LABEL, pattern=r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]*$")]
 
 
@@ -142,12 +138,12 @@ class GenerateRequest(Standing):
     presence_penalty: Annotated[float, ranged("presence_penalty")] | None = None
     frequency_penalty: Annotated[float, ranged("frequency_penalty")] | None = None
     logit_bias: Bias = None
-    allowed_token_ids: Annotated[Ids, bounded("array", "all of the vocabulary", items=TOKEN_ID)] | None = None
+    allowed_token_ids: Annotated[list[int], bounded("array", "all of the vocabulary", items=TOKEN_ID)] | None = None
     bad_words: Words | None = None
     seed: Annotated[int, ranged("seed")] | None = None
     stop: Stop = None
     stop_regex: Patterns = Field(None, description="SGLang's: patterns that end the text as stop does.")
-    stop_token_ids: Annotated[Ids, WithJsonSchema(array(TOKEN_ID, MAX_TOKEN_IDS))] | None = None
+    stop_token_ids: Annotated[list[int], WithJsonSchema(array(TOKEN_ID, MAX_TOKEN_IDS))] | None = None
     repetition_detection: _Repetition = Field(None, description="vLLM's; sizes are numbers of tokens.")
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
@@ -273,7 +269,7 @@ class DetokenizeRequest(RequestFields):
     """``POST /detokenize``."""
 
     model: Annotated[str, Field(max_length=MAX_NAME)] | None = None
-    tokens: Annotated[Ids, WithJsonSchema(array(TOKEN_ID, MAX_DETOKENIZED))]
+    tokens: Annotated[list[int], WithJsonSchema(array(TOKEN_ID, MAX_DETOKENIZED))]
 
 
 class LoadAdapterRequest(RequestFields):
