@@ -30,7 +30,8 @@ class JobError(Exception):
     """There is no result.
 
     status: ``refused`` by the job itself (``param`` names a part of what it was given), more ``cpu`` time or ``memory``
-    than it may have, ``failed``; ``busy``: too many wait; ``closed``.
+    than it may have, ``raised``: the job did, alone with what it was given, ``failed``: the process; ``busy``: too many
+    wait; ``closed``.
     """
 
     def __init__(self, status: str, message: str = "", param: str | None = None) -> None:

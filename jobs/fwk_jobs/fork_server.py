@@ -121,7 +121,7 @@ class ForkServer:
                 write_frame(
                     target,
                     msgspec.msgpack.encode(
-                        Answer(job.number, "failed", f"{type(error).__name__}: {error}"[:300].encode())
+                        Answer(job.number, "raised", f"{type(error).__name__}: {error}"[:300].encode())
                     ),
                 )
         finally:

@@ -9,7 +9,7 @@ import msgspec
 
 MAX_FRAME = 256 * 2**20
 
-Status = Literal["ok", "refused", "cpu", "memory", "failed"]
+Status = Literal["ok", "refused", "cpu", "memory", "raised", "failed"]
 
 
 class Job(msgspec.Struct, tag=True, frozen=True):

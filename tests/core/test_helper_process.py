@@ -53,6 +53,7 @@ def test_limits_and_results(helper: JobProcess) -> None:
     assert failure(helper, "sleep", 0.05).status == "cpu"
     refused = failure(helper, "refuse")
     assert (refused.status, str(refused), refused.param) == ("refused", "not that one", "field")
+    assert failure(helper, "raise").status == "raised"
     assert failure(helper, "die").status == "failed"
     assert call(helper, "reverse") == b"cba"
 

@@ -27,8 +27,8 @@ def run(job: Job) -> bytes:
             os.abort()
         case "sleep":
             time.sleep(600)
-        case "refuse":
-            raise InvalidRequest("not that one", "field")
+        case "refuse" | "raise":
+            raise InvalidRequest("not that one", "field") if job.kind == "refuse" else KeyError(job.kind)
         case "prepared":
             return str(len(prepared)).encode()
         case "die":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from typing import Any
 
 import msgspec
@@ -13,6 +14,8 @@ from fwk.errors import InvalidRequest, NotServed, PluginFault, RequestFailed
 from fwk.interfaces.feature import Jobs
 from fwk.types import GrammarRequest
 from fwk_jobs.client import JobError, JobProcess
+
+log = logging.getLogger(__name__)
 
 MAX_GRAMMAR_BYTES = 48 * 2**20
 """What compiling a grammar may allocate, as the engine keeps it."""
@@ -83,6 +86,11 @@ def _told(error: JobError, what: str, cpu_seconds: float, max_bytes: int) -> Exc
             return InvalidRequest(f"{what} takes more than {cpu_seconds:g} seconds of CPU time")
         case "memory":
             return InvalidRequest(f"{what} takes more than {max_bytes >> 20} MB of memory")
+        case "raised" if not str(error).startswith(
+            PluginFault.__name__
+        ):  # in a process of its own: what it was given is to blame
+            log.warning("%s failed: %s", what, error)
+            return InvalidRequest(f"{what} failed: what was given cannot be read")
         case "busy":
             return NotServed(f"too many requests wait for {what}", 503, 1)
         case "closed":

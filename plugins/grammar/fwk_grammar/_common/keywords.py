@@ -63,7 +63,7 @@ _SHAPES: dict[str, tuple[Any, str]] = {
     **dict.fromkeys(("anyOf", "oneOf", "allOf", "prefixItems", "required", "enum"), (list, "an array")),
     **dict.fromkeys(_NUMBERS, (int | float, "a number")),
     "type": (str | list, "a string or an array of strings"),
-    **dict.fromkeys(("$ref", "pattern"), (str, "a string")),
+    **dict.fromkeys(("$ref", "pattern", "format"), (str, "a string")),
 }
 _BOUNDS = {"minimum": 1, "exclusiveMinimum": 1, "maximum": -1, "exclusiveMaximum": -1}
 _MAX_INTEGER = 2**63 - 1024
@@ -254,6 +254,10 @@ def check_shapes(part: dict[str, Any]) -> None:
         value = part.get(keyword)
         if keyword in part and (not isinstance(value, kind) or (kind is not bool and isinstance(value, bool))):
             raise InvalidRequest(f"{keyword!r} of the JSON schema must be {name}")
+    types = part.get("type", ())
+    for one in [types] if isinstance(types, str) else types:
+        if one not in (*ALL_TYPES, "integer"):
+            raise InvalidRequest(f"'type' of the JSON schema must be one of {', '.join(ALL_TYPES)}, not {one!r:.80}")
 
 
 def has_named_and_free_keys(schema: Any) -> bool:
