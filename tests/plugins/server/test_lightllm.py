@@ -34,6 +34,12 @@ async def test_the_reply_is_lightllms(client, frontend):
     assert (frontend.items[-1].sampling.temperature, frontend.items[-1].sampling.stop) == (1.0, ["x"])
 
 
+async def test_a_body_that_names_another_model_is_refused(client, frontend):
+    for path in ("/generate", "/generate_stream"):
+        assert (await client.post(path, json={"inputs": "Hi", "model": "nobody's"})).status_code == 404
+    assert frontend.items == []
+
+
 async def test_the_stream_is_lightllms(client):
     reply = await client.post("/generate_stream", json={"inputs": "Hi", "parameters": {}})
     *events, rest = reply.text.split("\n\n")

@@ -62,6 +62,17 @@ def sampling(frontend):
     return frontend.items[-1].sampling
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [*((path, {"inputs": "Hi"}) for path in ("/generate", "/generate_stream", "/")), ("/generate", {"text": "Hi"})],
+)
+async def test_a_body_that_names_another_model_is_refused(client, frontend, path, body):
+    reply = await client.post(path, json={**body, "model": "nobody's"})
+    assert (reply.status_code, frontend.items) == (404, [])
+    reply = await client.post(path, json={**body, "model": frontend.card.name})
+    assert reply.status_code == 200
+
+
 # Hugging Face's client.
 
 

@@ -17,6 +17,7 @@ from fwk_server._common.caller import Caller
 from fwk_server._common.chat.models import CompletionRequest
 from fwk_server._common.chat.other_names import refuse_unknown
 from fwk_server._common.chat.outputs import Usage, collect, run
+from fwk_server._common.chat.served import check_named
 from fwk_server._common.completion import CompletionCall
 from fwk_server._common.replies import event
 
@@ -43,6 +44,7 @@ class LightCall:
 
 def read(raw: Mapping[str, Any], frontend: Frontend, caller: Caller) -> LightCall:
     """Read, tokenise and check. Raises ``InvalidRequest``."""
+    check_named(raw, frontend.card)
     if "inputs" not in raw:
         raise InvalidRequest("inputs is required", "inputs")
     if raw.get("multimodal_params"):

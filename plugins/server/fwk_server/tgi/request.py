@@ -19,6 +19,7 @@ from fwk_server._common.caller import Caller
 from fwk_server._common.chat.constraints import NO_GRAMMAR
 from fwk_server._common.chat.models import CompletionRequest
 from fwk_server._common.chat.other_names import asks_elsewhere
+from fwk_server._common.chat.served import check_named
 from fwk_server._common.fields import CONTEXT, STOP_STRINGS, RequestFields, bounded, ranged
 
 DEFAULT_MAX_NEW_TOKENS = 100
@@ -103,6 +104,7 @@ def prepare(data: bytes, frontend: Frontend, stream: bool | None, caller: Caller
         raw = parse(data)
     except InvalidRequest as error:
         raise NotJSON(str(error), error.param) from None
+    check_named(raw, frontend.card)
     body = validate(GenerateRequest, raw)
     frontend.card.check_task("generate")
     parameters = _preferring(body.parameters or Parameters(), frontend)

@@ -20,6 +20,7 @@ from fwk_server._common.caller import Caller
 from fwk_server._common.chat.models import IDS, MAX_PROMPTS, STRING, CompletionRequest, array
 from fwk_server._common.chat.other_names import in_our_names, refuse_unknown
 from fwk_server._common.chat.outputs import Choice, Usage, run
+from fwk_server._common.chat.served import check_named
 from fwk_server._common.fields import CONTEXT, RequestFields, ranged
 from fwk_server._common.hidden import all_states
 from fwk_server._common.replies import event
@@ -91,6 +92,7 @@ def is_native(raw: Mapping[str, Any]) -> bool:
 
 def read(raw: Mapping[str, Any], frontend: Frontend, caller: Caller) -> NativeCall:
     """Read, tokenise and check. Raises ``InvalidRequest``."""
+    check_named(raw, frontend.card)
     body = validate(NativeRequest, raw)
     frontend.card.check_task("generate")
     _refuse(raw)
@@ -128,7 +130,7 @@ def _ids(value: Any) -> list[int]:
 
 def _refuse(raw: Mapping[str, Any]) -> None:
     """What this server would have to ignore."""
-    for name in raw.keys() - NativeRequest.model_fields.keys():
+    for name in raw.keys() - NativeRequest.model_fields.keys() - {"model"}:
         fine = _FINE.get(name)
         if raw[name] is None or (fine is not None and raw[name] in fine):
             continue

@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 
 from fwk.errors import InvalidRequest
 from fwk.interfaces.dialect import Frontend, ModelCard
-from fwk_server._common.body import shown
+from fwk_server._common.body import shown, want
 
 _SENSES = {"image": "vision", "audio": "audio"}
 
@@ -32,6 +32,11 @@ def check_model(name: str | None, card: ModelCard) -> None:
     """Clients may leave ``model`` out; a name must be one of the served model."""
     if name and not card.is_called(name):
         raise UnknownModel(name, card)
+
+
+def check_named(raw: Mapping[str, Any], card: ModelCard) -> None:
+    """As ``check_model``, for a body whose API has no ``model``, by which a server of several models goes as well."""
+    check_model(want(raw.get("model") or "", str, "a string", "model"), card)
 
 
 def adapter_of(model: str | None, frontend: Frontend, lora_path: str | None = None) -> str:
