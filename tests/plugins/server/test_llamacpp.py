@@ -193,3 +193,11 @@ async def test_templates_and_props(post, client, frontend):
     )
     props = (await client.get("/props")).json()
     assert props["default_generation_settings"]["n_ctx"] == frontend.card.max_model_len
+
+
+@pytest.mark.parametrize("field", [{"return_hidden_states": True}, {"stream_options": {"include_usage": True}}])
+async def test_what_is_for_other_routes_is_refused_by_its_name(client, frontend, field):
+    reply = await client.post("/completion", json={"prompt": "Hi", "stream": True, **field})
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"], frontend.items) == (400, next(iter(field)), [])
+    assert " is for /v1/completions" in error["message"]

@@ -50,6 +50,10 @@ _OFF: dict[str, dict[str, Any]] = {
 
 _MIXED = {"type": "array", "items": {"anyOf": [STRING, TOKEN_ID]}, "x-limit": CONTEXT}
 _NAMES = {"logprobs": "n_probs", "repetition_penalty": "repeat_penalty", "max_tokens": "n_predict"}
+_ELSEWHERE = {
+    "return_hidden_states": "/v1/completions and /generate",
+    "stream_options": "/v1/completions: a stream ends with all counts here",
+}
 _OURS = ("prompt", "return_tokens", "stream", "samplers", "response_fields", "t_max_predict_ms")
 
 Prompt = Annotated[Any, WithJsonSchema({"anyOf": [STRING, IDS, _MIXED, array(STRING, MAX_PROMPTS)]})]
@@ -149,8 +153,7 @@ def _read(
     raw: Mapping[str, Any], prompt: Any, frontend: Frontend, caller: Caller, infill: Infill | None = None
 ) -> LlamaCall:
     given = validate(Common, raw)
-    if raw.get("return_hidden_states"):
-        raise InvalidRequest("return_hidden_states is for /v1/completions and /generate", "return_hidden_states")
+    _refuse_elsewhere(raw)
     fields = {name: value for name, value in raw.items() if name not in _OURS}
     fields["prompt"] = prompt
     is_prompt_only = given.n_predict == 0
@@ -177,6 +180,12 @@ def _read(
     call.body.stream = given.stream
     returned = _returned(given.response_fields or [])
     return LlamaCall(call, bool(given.return_tokens), returned, (given.t_max_predict_ms or 0) / 1000, is_prompt_only)
+
+
+def _refuse_elsewhere(raw: Mapping[str, Any]) -> None:
+    for name, place in _ELSEWHERE.items():
+        if raw.get(name):
+            raise InvalidRequest(f"{name} is for {place}", name)
 
 
 def _returned(value: Any) -> list[str]:
