@@ -16,7 +16,7 @@ from typing import Any
 
 from tests.faults.soak.load import Load
 from tests.helpers.client import Client, Streamed, connect, dial, raw_request, together
-from tests.helpers.rig import Server, is_alive, until
+from tests.helpers.rig import Server, is_alive, is_helper, until
 from tests.helpers.rude import Rude
 
 RESTART_SECONDS = 90.0
@@ -235,6 +235,22 @@ async def adapters_come_and_go(scene: Scene) -> str:
     return f"10 loaded, asked, unloaded: {json.dumps(seen)}"
 
 
+async def helper_killed(scene: Scene) -> str:
+    """The process that compiles grammars: the next grammar starts another."""
+    schemas = [{"type": "object", "properties": {f"k{scene.dice.random()}": {"type": "null"}}} for _ in range(6)]
+    bodies = [{"prompt": "x", "max_tokens": 2, "structured_outputs": {"json": schema}} for schema in schemas]
+    async with scene.load.bad_time():
+        await _statuses(scene, bodies[:2])
+        helpers = [one for one in scene.server.children() if is_helper(one)]
+        assert helpers, "grammars were compiled, and nothing compiles them"
+        for helper in helpers:
+            helper.kill()
+        await asyncio.to_thread(until, lambda: not any(map(is_alive, helpers)), 5, "the end of the helper")
+    seen = await _statuses(scene, bodies[2:])
+    assert seen == {200: 4}, seen
+    return "another helper compiles"
+
+
 DEADLY: list[Fault] = [engine_killed, engine_hung, policy_raises, step_raises, engine_exits]
 OTHERS: list[Fault] = [
     engine_stopped_for_a_while,
@@ -248,6 +264,7 @@ OTHERS: list[Fault] = [
     readers_asleep,
     malformed,
     step_sleeps,
+    helper_killed,
 ]
 WARM = len(DEADLY) + len(OTHERS)
 """Minutes until every fault was seen: memory is measured from then on."""
