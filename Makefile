@@ -40,7 +40,7 @@ faults:  ## every check of a running server, those too that only the sweep has
 soak:  ## half an hour of mixed load with a fault each minute
 	$(PYTHON) -m tests.faults.soak --minutes 30 --report soak.md
 
-attack:  ## 8,000 random combinations of valid values at every route: no 5xx
+attack:  ## 8,000 random combinations of valid values at every route: no 5xx, and most are served
 	$(PYTHON) -m tests.helpers.attack --requests 8000
 
 clients:  ## real client libraries, each in an environment of its own; needs the network

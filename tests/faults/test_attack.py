@@ -5,8 +5,8 @@ from __future__ import annotations
 from tests.helpers.attack.__main__ import attack
 from tests.helpers.rig import Server
 
-MIN_SERVED = 0.6
-"""Of the requests: what is refused tries little."""
+MIN_SERVED = 0.85
+"""Of the requests: what is refused tries little. ``make attack``, which has more of them, wants 0.8 of every route."""
 
 
 async def test_no_valid_combination_is_an_error_of_ours(tiny: Server) -> None:

@@ -27,8 +27,11 @@ NUM_AT_ONCE = 12
 HANG_SECONDS = 60.0
 MAX_FIELDS = 9
 EXPECTED = {200, 400, 422, 429, 501}
-ALWAYS = {"max_tokens", "max_output_tokens", "parameters"}
+ALWAYS = {"max_tokens", "max_output_tokens", "parameters", "input"}
 """Fields that every request with them has: without a bound, a random model continues to the end of the context."""
+
+MIN_SERVED = 0.8
+"""Of the requests of every path: what is refused tries little."""
 
 LEFT_OUT = (
     "/infill",
@@ -42,8 +45,11 @@ LEFT_OUT = (
     "/v2/rerank",
     "/score",
     "/v1/score",
+    "/api/copy",
+    "/api/create",
+    "/api/push",
 )
-"""What the tiny model is not made for, and batches, which begin with a file."""
+"""What the tiny model is not made for, batches, which begin with a file, and what is the operator's to do."""
 
 FAVOURITES = ("/v1/completions", "/v1/chat/completions", "/completion", "/v1/messages", "/v1/responses")
 """Three times as often: they have the most fields."""
@@ -66,6 +72,15 @@ NEEDS: dict[str, tuple[str, Any]] = {
     "length_penalty": ("use_beam_search", True), "continue_final_message": ("add_generation_prompt", False),
 }  # fmt: skip
 
+NOT_OF_BEAMS = {
+    *("logit_bias", "bad_words", "allowed_token_ids", "stop_regex", "min_p", "top_k", "top_p", "seed", "min_tokens"),
+    *("frequency_penalty", "presence_penalty", "repetition_penalty", "repeat_penalty", "n", "best_of", "tools"),
+    *("stop", "repetition_detection"),
+    *ONE_OF[1],
+}
+BEAMS = {"use_beam_search", "early_stopping", "length_penalty"}
+"""A beam search, and what needs one: it has no tools, and nothing that says how tokens are sampled."""
+
 SERVER_ERRORS = ('"server_error"', '"api_error"', '"error_type":"generation"', '"internal_error"')
 
 
@@ -80,6 +95,14 @@ class Result:
         paths = sorted({path for path, _ in self.counts})
         rows = ((path, {s: n for (p, s), n in sorted(self.counts.items()) if p == path}) for path in paths)
         return "\n".join(f"  {path}: {', '.join(f'{n} x {s}' for s, n in row.items())}" for path, row in rows)
+
+    def badly_served(self) -> list[str]:
+        """Paths with so few requests that were served."""
+        asked, served = Counter[str](), Counter[str]()
+        for (path, status), count in self.counts.items():
+            asked[path] += count
+            served[path] += count * (status == 200)
+        return sorted(f"{path}: {served[path]} of {n}" for path, n in asked.items() if served[path] < MIN_SERVED * n)
 
     def share_of(self, status: int) -> float:
         return sum(n for (_, s), n in self.counts.items() if s == status) / max(1, self.counts.total())
@@ -107,12 +130,14 @@ def combination(path: str, schema: Schema, dice: random.Random) -> dict[str, Any
     for names in ONE_OF:
         found = sorted(names & wanted)
         wanted -= names - {dice.choice(found)} if found else set()
+    if BEAMS & wanted:
+        wanted -= NOT_OF_BEAMS
     if "tool_choice" in wanted:
         wanted.add("tools")
     if path == "/tokenize" and not wanted & {"prompt", "messages", "content"}:
         wanted.add("prompt")
     body = {name: value(path, name, fields[name], dice) for name in sorted(wanted)}
-    body.update(NEEDS[name] for name in NEEDS if name in body)
+    body.update(NEEDS[name] for name in NEEDS if name in body and NEEDS[name][0] in fields)
     if body.get("use_beam_search"):
         body["temperature"] = 0
     if isinstance(body.get("options"), dict):
@@ -166,9 +191,11 @@ def main() -> int:
             print(f"{result.counts.total()} replies\n{result.table()}")
             for told in result.wrong:
                 print(f"WRONG: {told}")
+            for told in result.badly_served():
+                print(f"FEW SERVED: {told}")
             server.settle()  # what every route imports and reserves with its first requests is no leak
             server.check_invariants(may_log_errors=True)
-            return 1 if result.wrong else 0
+            return 1 if result.wrong or result.badly_served() else 0
         finally:
             if server.is_running:
                 server.stop()

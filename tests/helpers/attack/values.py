@@ -152,6 +152,8 @@ NAMED: dict[str, Make] = {
     "tools": lambda dice: list(TOOLS[: dice.randint(1, 2)]),
     "tool_choice": _tool_choice,
     "format": _some("json", JSON_SCHEMAS[0]),
+    "output_format": _some({"type": "json_schema", "schema": JSON_SCHEMAS[0]}),
+    "return_hidden_states": _some(False),
     "options": _options,
     "samplers": _several("top_k", "top_p", "min_p", "temperature"),
     "chat_template_kwargs": _some({}, {"enable_thinking": True}, {"name": "x"}),
@@ -184,19 +186,36 @@ AT: dict[tuple[str, str], Make] = {
     ("/v1/messages", "tool_choice"): _some({"type": "auto"}, {"type": "any"}, {"type": "tool", "name": "f"}),
     ("/v1/messages/count_tokens", "tool_choice"): _some({"type": "auto"}, {"type": "none"}),
     ("/v1/messages", "service_tier"): _some("auto", "standard_only"),
-    ("/v1/responses", "tools"): lambda dice: list(RESPONSE_TOOLS),
-    ("/v1/responses", "tool_choice"): _some("none", "auto", "required", {"type": "function", "name": "f"}),
-    ("/v1/responses", "input"): _some("Hello", [{"role": "user", "content": "Hi"}]),
+    **{
+        (path, name): make
+        for path in ("/v1/responses", "/v1/responses/input_tokens", "/v1/responses/compact")
+        for name, make in {
+            "tools": lambda dice: list(RESPONSE_TOOLS),
+            "tool_choice": _some("none", "auto", "required", {"type": "function", "name": "f"}),
+            "input": _some("Hello", [{"role": "user", "content": "Hi"}]),
+            "truncation": _some("disabled"),
+        }.items()
+    },
+    ("/v1/conversations", "items"): _some([], [{"role": "user", "content": "Hi"}]),
+    ("/v1/messages/batches", "requests"): lambda dice: [
+        {"custom_id": f"r{i}", "params": {"model": "tiny", "max_tokens": 2, "messages": _plain_messages(dice)}}
+        for i in range(dice.randint(1, 3))
+    ],
     ("/v1/messages", "system"): prompt,
     ("/v1/messages/count_tokens", "system"): prompt,
-    ("/v1/responses", "truncation"): _some("disabled"),
     ("/api/chat", "messages"): _plain_messages,
+    **{(path, "stream_options"): _some(None) for path in ("/completion", "/completions")},
     ("/api/generate", "suffix"): _some(None),
     ("/v1/completions", "suffix"): _some(None),
     ("/api/generate", "prompt"): prompt,
     ("/infill", "prompt"): prompt,
     ("/tokenize", "prompt"): prompt,
     ("nested", "stop"): _several("e", "é" * 40),
+    ("nested", "typical_p"): lambda dice: dice.uniform(0.01, 0.99),
+    ("nested", "top_k"): _below(50),
+    ("nested", "truncate"): _below(20),
+    ("nested", "temperature"): lambda dice: dice.uniform(0.01, 2),
+    ("nested", "best_of"): _some(1),
     ("nested", "top_p"): lambda dice: dice.uniform(0.01, 0.99),
     ("nested", "grammar"): lambda dice: dice.choice(
         [{"type": "regex", "value": dice.choice(REGEXES)}, {"type": "json", "value": dice.choice(JSON_SCHEMAS)}]
