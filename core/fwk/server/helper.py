@@ -86,9 +86,7 @@ def _told(error: JobError, what: str, cpu_seconds: float, max_bytes: int) -> Exc
             return InvalidRequest(f"{what} takes more than {cpu_seconds:g} seconds of CPU time")
         case "memory":
             return InvalidRequest(f"{what} takes more than {max_bytes >> 20} MB of memory")
-        case "raised" if not str(error).startswith(
-            PluginFault.__name__
-        ):  # in a process of its own: what it was given is to blame
+        case "raised" if not str(error).startswith(PluginFault.__name__):  # what it was given is to blame
             log.warning("%s failed: %s", what, error)
             return InvalidRequest(f"{what} failed: what was given cannot be read")
         case "busy":

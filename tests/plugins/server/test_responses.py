@@ -509,6 +509,7 @@ async def test_counting_and_compacting(sdk, frontend, fake):
     counted = await sdk.responses.input_tokens.count(model="tiny", input="Hi", instructions="Be kind.")
     await sdk.responses.create(model="tiny", input="Hi", instructions="Be kind.")
     assert counted.input_tokens == len(frontend.items[-1].prompt_token_ids)
+    assert (await sdk.responses.input_tokens.count()).input_tokens == 0
     frontend.script = lambda item: [[delta] for delta in fake.deltas_of(item, "In short: Tuesday.")]
     turns = [{"role": "user", "content": "Long ago"}, {"role": "assistant", "content": "Yes"}]
     turns.append({"role": "user", "content": "Now"})

@@ -64,6 +64,10 @@ _FOLLOWING = [
 ]
 
 
+_IN_PROMPT = ("input", "instructions", "tools", "previous_response_id", "conversation")
+"""Fields that say something to the model."""
+
+
 class ResponsesDialect(ChatDialect):
     """OpenAI's Responses API over the served model."""
 
@@ -180,9 +184,14 @@ class ResponsesDialect(ChatDialect):
     async def input_tokens(self, request: Request) -> Response:
         """Count the tokens of a request's prompt."""
         data, caller = await body.read(request), caller_of(request)
-        _, job = await off_loop(request, self.frontend, self._job, data, caller)
-        counted = len(job.running.call.item.prompt_token_ids)
+        counted = await off_loop(request, self.frontend, self._count, data, caller)
         return json_response({"object": "response.input_tokens", "input_tokens": counted})
+
+    def _count(self, data: bytes, caller: Caller) -> int:
+        if not any(body.parse(data).get(name) for name in _IN_PROMPT):
+            return 0  # as OpenAI's schema has it, nothing has to be given
+        _, job = self._job(data, caller)
+        return len(job.running.call.item.prompt_token_ids)
 
     async def compact(self, request: Request) -> Response:
         """Say a conversation in short."""
