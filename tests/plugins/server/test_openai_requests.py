@@ -381,8 +381,6 @@ async def test_a_limit_of_minus_one_is_none(api, frontend):
         item = frontend.items[-1]
         assert item.sampling.max_tokens in (None, frontend.card.max_model_len - len(item.prompt_token_ids)), name
         await api.refused(path, BODIES[path] | {name: -2})
-    assert (await api.post(COMPLETIONS, BODIES[COMPLETIONS] | {"best_of": 0})).status_code == 200
-    await api.refused(COMPLETIONS, BODIES[COMPLETIONS] | {"best_of": False})
 
 
 async def test_items_of_the_other_api_are_read_where_there_are_no_messages(api, frontend):

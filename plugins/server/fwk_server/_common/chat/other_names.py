@@ -32,8 +32,8 @@ _SAME = {
     "reasoning_budget": "thinking_token_budget",
 }
 
-_UNSET = {"max_tokens": -1, "max_completion_tokens": -1, "max_output_tokens": -1, "best_of": 0}
-"""Values that ask for nothing: LM Studio's and llama.cpp's limit of -1, and the least that OpenAI's schema allows."""
+_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+"""Of which -1 is none, as LM Studio's examples and llama.cpp have it."""
 
 _HINTS = frozenset(
     {
@@ -175,7 +175,7 @@ def in_our_names(raw: Mapping[str, Any], processors: Sequence[type[BaseModel]] =
         if raw[name] is not None and not is_fine(raw[name]):
             raise InvalidRequest(f"{name} cannot be {shown(raw[name])}: {reason}", name)
     given = {name: _SAME[name] for name in raw.keys() & _SAME.keys() if raw[name] is not None}
-    unset = [name for name, value in _UNSET.items() if raw.get(name) == value and raw[name] is not False]
+    unset = [name for name in _LIMITS if raw.get(name) == -1]
     if not given and not unset:
         return raw
     renamed = {name: value for name, value in raw.items() if name not in given and name not in unset}
