@@ -105,6 +105,11 @@ def test_several_images_in_several_turns(server: Server, reference: transformers
     assert answer.json()["usage"]["prompt_tokens"] == len(ids)
     told = post(server, {"model": "tiny", "messages": chat}, "/tokenize").json()
     assert told["tokens"] == list(ids)
+    last = [{"type": "input_text", "text": "C:"}]  # as the other API has them, where a URL is a string
+    last += [{"type": "input_image", "image_url": shown["image_url"]["url"]} for shown in chat[3]["content"][1:]]
+    chat[3] = {"role": "user", "content": last}
+    told = post(server, {"model": "tiny", "messages": chat}, "/tokenize").json()
+    assert told["tokens"] == list(ids)
     with httpx.Client(base_url=server.url) as client:
         assert "vision" in client.get("/v1/models").json()["data"][0]["capabilities"]
         assert "vision" in client.post("/api/show", json={"model": "tiny"}).json()["capabilities"]

@@ -29,6 +29,9 @@ _SWITCHES = ("enable_thinking", "thinking")
 _THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 """What a message's thinking is called: as templates read it, and by other servers."""
 
+_OTHER_PARTS = {"input_text": "text", "output_text": "text", "input_image": "image_url"}
+"""Parts of ``/v1/responses``, which editors also send here, and the same of chat completions."""
+
 # What render_chat passes itself, and what would change how a template is found or run.
 _OUR_ARGUMENTS = frozenset(
     {
@@ -196,6 +199,7 @@ def _part(part: Any, role: str, at: str, media: MediaParts) -> Any:
         return part
     want(part, dict, "an object", at)
     kind = want(part.get("type"), str, "a string", f"{at}.type")
+    kind = _OTHER_PARTS.get(kind, kind)
     if kind == "text" or (kind == "refusal" and role == "assistant"):
         return want(part.get(kind), str, "a string", f"{at}.{kind}")
     found = media.read(part, kind, role, at)
