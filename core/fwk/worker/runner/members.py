@@ -20,7 +20,7 @@ class Members:
         self._states = states
         self._sampling = sampling
         self._drafting = drafting
-        self._to_tell: set[int] = set()  # slots of sequences that run ahead, and whose results have not said so
+        self.to_tell: set[int] = set()  # slots of sequences that run ahead, and whose results have not said so
 
     def begin(self, batch: Batch) -> dict[int, BlameSequence]:
         """Apply the plan to the lasting state; returns the slots that a part or a logits processor refused, and why."""
@@ -28,7 +28,7 @@ class Members:
             if self._sampling is not None:
                 self._sampling.remove(slot)
             self._table.forget_features(slot)
-        self._to_tell.difference_update(batch.freed_slots)
+        self.to_tell.difference_update(batch.freed_slots)
         self._drafting.forget(batch.freed_slots)
         self._table.begin(batch)
         if self._states is not None:
@@ -47,7 +47,7 @@ class Members:
                 continue
             if self._drafting.runs_ahead and self._may_run_ahead(new.slot):
                 self._table.runs_ahead[new.slot] = True
-                self._to_tell.add(new.slot)
+                self.to_tell.add(new.slot)
         return failed
 
     def _may_run_ahead(self, slot: int) -> bool:
@@ -58,6 +58,6 @@ class Members:
 
     def tell(self, results: dict[int, SequenceResult]) -> None:
         """Say of sequences that run ahead, with their first results, that they do."""
-        for slot in self._to_tell.intersection(results):
+        for slot in self.to_tell.intersection(results):
             results[slot].runs_ahead = True
-            self._to_tell.discard(slot)
+            self.to_tell.discard(slot)

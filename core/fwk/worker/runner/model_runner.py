@@ -155,7 +155,8 @@ class ModelRunner:
             if slot in step.early:  # those that come after the newest step
                 newest = step if following is None or slot not in following.early else following
                 results[slot].draft_token_ids = [0] * newest.early[slot]
-        self._members.tell(results)
+        if self._members.to_tell:
+            self._members.tell(results)
         return time.perf_counter() - started
 
     @torch.inference_mode()
