@@ -301,3 +301,11 @@ def test_outlines_enforces_each_keyword_or_refuses_it_by_name() -> None:
     assert not {schema: found for schema, found in told.items() if found not in ("refused", "bound", "slow")}
     binding = {schema.split(":")[0] for schema, found in told.items() if found == "bound"}
     assert {"type", "enum", "const", "properties", "pattern", "oneOf", "anyOf", "$ref"} <= binding & READING.keywords
+
+
+@pytest.mark.parametrize("part", [{"type": "json_schema"}, {"type": ["string", {}]}, {"format": {"type": "string"}}])
+def test_a_keyword_of_no_kind_that_it_may_have_is_refused(part: dict[str, Any]) -> None:
+    from fwk_grammar._common.keywords import check_shapes
+
+    with pytest.raises(InvalidRequest, match=next(iter(part))):
+        check_shapes(part)
