@@ -198,8 +198,8 @@ def _part(part: Any, role: str, at: str, media: MediaParts) -> Any:
     if isinstance(part, str):
         return part
     want(part, dict, "an object", at)
-    kind = want(part.get("type"), str, "a string", f"{at}.type")
-    kind = _OTHER_PARTS.get(kind, kind)
+    given: str = want(part.get("type"), str, "a string", f"{at}.type")
+    kind = _OTHER_PARTS.get(given, given)
     if kind == "text" or (kind == "refusal" and role == "assistant"):
         return want(part.get(kind), str, "a string", f"{at}.{kind}")
     found = media.read(part, kind, role, at)
