@@ -14,10 +14,10 @@ from contextlib import suppress
 from dataclasses import is_dataclass
 from functools import cache, wraps
 from types import SimpleNamespace, UnionType
-from typing import Any, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 from fwk.errors import FwkError, NotCapturable, PluginFault, one_line_traceback
-from fwk.plugins.discovery import Registered
+from fwk.plugins.discovery import OWN, Registered
 from fwk.plugins.families import FAMILIES
 
 log = logging.getLogger(__name__)
@@ -44,19 +44,20 @@ def named(item: Registered, made: Any, *, is_often: bool = False) -> Any:
     """The plugin's object, whose interface's methods raise ``PluginFault`` for what they raise or wrongly answer.
 
     An answer is held against the type that the interface says it has; one that is an object with methods of an
-    interface, as a grammar is, is guarded likewise. What a class inherits from its interface stays as it is. is_often:
-    others of its class follow.
+    interface, as a grammar is, is guarded likewise. What a class inherits from its interface stays as it is, and types
+    of answers of fwk's own plugins are left to type checkers. is_often: others of its class follow.
     """
     who = f"{FAMILIES[item.family].noun} {item.label}"
+    is_ours = item.package == OWN
     if is_often:
-        _follow(who, made)
+        _follow(who, is_ours, made)
     else:
         with suppress(TypeError):  # one that cannot change its class
-            made.__class__ = _named(who, cast("type[Any]", type(made)))
+            made.__class__ = _named(who, is_ours, cast("type[Any]", type(made)))
     return made
 
 
-def _named(who: str, cls: type[Any]) -> type[Any]:
+def _named(who: str, is_ours: bool, cls: type[Any]) -> type[Any]:
     body: dict[str, Any] = {}
     for name in dir(cls):
         interface = next((base for base in cls.__mro__[::-1] if _is_interface(base) and name in base.__dict__), None)
@@ -64,9 +65,9 @@ def _named(who: str, cls: type[Any]) -> type[Any]:
         if name.startswith("_") or interface is None or own is inspect.getattr_static(interface, name):
             continue
         if isinstance(own, property) and own.fget is not None:
-            body[name] = property(guarded(who, own.fget, name, _answers(interface, name)))
+            body[name] = property(guarded(who, own.fget, name, is_ours or _answers(interface, name)))
         elif inspect.isfunction(own):
-            body[name] = guarded(who, own, name, _answers(interface, name))
+            body[name] = guarded(who, own, name, is_ours or _answers(interface, name))
     if not body:
         return cls
     body |= {"__slots__": (), "__module__": cls.__module__, "__doc__": cls.__doc__}
@@ -78,23 +79,24 @@ def _named(who: str, cls: type[Any]) -> type[Any]:
     return found
 
 
-def _follow(who: str, answer: Any) -> None:
+def _follow(who: str, is_ours: bool, answer: Any) -> None:
     """Guard an answer that is an object of an interface."""
-    cls = _guarded_class(who, cast("type[Any]", type(answer)))
+    cls = _guarded_class(who, is_ours, cast("type[Any]", type(answer)))
     if cls is not None:
         with suppress(TypeError):
             answer.__class__ = cls
 
 
 @cache
-def _guarded_class(who: str, cls: type[Any]) -> type[Any] | None:
+def _guarded_class(who: str, is_ours: bool, cls: type[Any]) -> type[Any] | None:
     """What guards objects of a class that is an answer; None: it is no interface's, or guarded already."""
     if cls in _GUARDED or is_dataclass(cls) or not any(map(_is_interface, cls.__mro__[1:])):
         return None
-    return _named(who, cls)
+    return _named(who, is_ours, cls)
 
 
 _GUARDED: set[type[Any]] = set()
+_PLAIN = frozenset[type[Any]]({type(None), bool, int, float, str, bytes, tuple, list, set, dict})
 _FATAL = tuple(f"{FAMILIES[family].noun} " for family in ("executors", "cache"))  # the line of its death tells it
 _TOLD = set[str]()  # at level error, once each
 
@@ -103,20 +105,29 @@ def _is_interface(cls: type[Any]) -> bool:
     return cls.__module__.startswith("fwk.interfaces.")
 
 
-def guarded(who: str, method: Callable[..., Any], name: str, check: Check | None = None) -> Callable[..., Any]:
-    """The method, which raises ``PluginFault`` for what it raises or wrongly answers; has ``who`` as an attribute."""
+def guarded(
+    who: str, method: Callable[..., Any], name: str, check: Check | Literal[True] | None = None
+) -> Callable[..., Any]:
+    """The method, which raises ``PluginFault`` for what it raises or wrongly answers; has ``who`` as an attribute.
 
-    def passed(answer: Any, args: Any, fields: Any) -> Any:
-        why = None if check is None else check(answer, *args, **fields)
+    check: None or True: any answer is one; after True, so are those of objects that it answers.
+    """
+    is_ours, checks = check is True, None if check is True else check
+
+    def entered(answer: Any, args: Any, fields: Any) -> None:
+        why = None if checks is None else checks(answer, *args, **fields)
         if why is not None:
             raise _told(f"{who} {why} in {name}", "")
-        _follow(who, answer)
-        return answer
+        if type(answer) not in _PLAIN:
+            _follow(who, is_ours, answer)
 
     @wraps(method)
     def call(*args: Any, **fields: Any) -> Any:
         try:
-            return passed(method(*args, **fields), args, fields)
+            answer = method(*args, **fields)
+            if checks is not None or type(answer) not in _PLAIN:
+                entered(answer, args, fields)
+            return answer
         except Exception as error:
             _blame(who, name, error)
             raise
@@ -124,7 +135,9 @@ def guarded(who: str, method: Callable[..., Any], name: str, check: Check | None
     @wraps(method)
     async def wait(*args: Any, **fields: Any) -> Any:
         try:
-            return passed(await method(*args, **fields), args, fields)
+            answer = await method(*args, **fields)
+            entered(answer, args, fields)
+            return answer
         except Exception as error:
             _blame(who, name, error)
             raise
