@@ -21,7 +21,7 @@ class TestOpenAI(DialectSuite):
         Call("POST", "/v1/chat/completions", {**CHAT, "stream": True}),
         Call("POST", "/v1/completions", {"prompt": "Hi", "stream": True}),
     )
-    wrong = (Call("POST", "/v1/completions", {"prompt": "Hi", "max_tokens": -1}), Call("POST", "/v1/completions", {}))
+    wrong = (Call("POST", "/v1/completions", {"prompt": "Hi", "max_tokens": -2}), Call("POST", "/v1/completions", {}))
 
     def text_of(self, call: Call, reply: Reply) -> str:
         if (call.body or {}).get("stream"):

@@ -32,6 +32,12 @@ class TestRecurrentStates(FeatureSuite):
     plugin = "recurrent_states"
 
 
+class TestWeightsCache(FeatureSuite):
+    """Of weights that nothing packs; packed ones are in tests/plugins/quant."""
+
+    plugin = "weights_cache"
+
+
 class TestPooling(FeatureSuite):
     """Requests to a model that generates; vectors are in tests/plugins/models."""
 

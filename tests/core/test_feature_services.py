@@ -85,7 +85,7 @@ class Keeping(EnginePart):
 @pytest.fixture
 def engine() -> Any:
     made = make_engine(num_blocks=40, block_size=4)
-    made.scheduler.parts = EngineFeatures([Keeping(made)])
+    made.scheduler.parts = made.scheduler._queue._parts = EngineFeatures([Keeping(made)])
     return made
 
 

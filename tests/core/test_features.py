@@ -110,7 +110,7 @@ for _name in ("arrived", "started", "ended", "preempted", "finished", "forget"):
 
 def engine_with(part: Part, **settings: Any) -> Any:
     engine = make_engine(**settings)
-    engine.scheduler.parts = EngineFeatures([part])
+    engine.scheduler.parts = engine.scheduler._queue._parts = EngineFeatures([part])
     return engine
 
 

@@ -82,7 +82,7 @@ async def test_constrained_output_and_its_errors(able: Server) -> None:
             wrong = await http.post(path, json=body | {"regex": "(", "stream": True})
             assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "regex")
         wrong = await http.post("/v1/completions", json={"prompt": "Hi", "guided_json": {"type": "person"}})
-        assert "Invalid type: person" in wrong.json()["error"]["message"]
+        assert "not 'person'" in wrong.json()["error"]["message"]
         info = (await http.get("/server_info")).json()
     assert info["chosen"]["grammar"] == "llguidance"
     able.check_invariants()

@@ -47,7 +47,7 @@ Pair = Callable[..., tuple[Path, Path]]
 def young_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
     """After each update all objects are looked at, of which this process has more than a server: for half a second."""
     young = SimpleNamespace(get_freeze_count=int, unfreeze=lambda: None, collect=gc.collect)
-    monkeypatch.setattr("fwk.worker.loading.weight_update.gc", young)
+    monkeypatch.setattr("fwk.worker.loading.rebuilding.gc", young)
 
 
 def changed(folder: Path, target: Path, change: Callable[[dict[str, Any]], None]) -> Path:

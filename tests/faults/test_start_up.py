@@ -96,8 +96,8 @@ def test_a_socket_whose_path_would_be_too_long(tiny_model: Path, tmp_path: Path)
 def test_what_a_killed_server_left_is_in_nobodys_way(spawn: Start) -> None:
     """Its socket and its folder, as they are found after kill -9 of both; and a port that was in use a moment ago."""
     first = spawn(*FAKE)
-    left = next(path.parent for path in first._folder.rglob("*.sock"))
-    copy = first._folder / "copy"
+    left = next(path.parent for path in first.folder.rglob("*.sock"))
+    copy = first.folder / "copy"
     copy.mkdir()
     with socket.socket(socket.AF_UNIX) as stale:
         stale.bind(str(copy / "engine.sock"))
@@ -105,7 +105,7 @@ def test_what_a_killed_server_left_is_in_nobodys_way(spawn: Start) -> None:
     first.process.wait(5)
     shutil.move(copy, left)
     port = first.url.rpartition(":")[2]
-    second = spawn(*FAKE, "--port", port, environment={"TMPDIR": str(first._folder)})
+    second = spawn(*FAKE, "--port", port, environment={"TMPDIR": str(first.folder)})
     assert second.url == first.url
     second.check_invariants()
     assert second.stop() == 0

@@ -49,7 +49,7 @@ def request(
 def scoring(engine: Engine) -> Engine:
     """The same, with the part of the feature that computes prompts whole; its fake worker scores none."""
     part = PromptLogprobsEngine(EnginePartContext(SCORING.name, lambda *args: [], SCORING.wire))
-    engine.scheduler.parts = EngineFeatures([part])
+    engine.scheduler.parts = engine.scheduler._queue._parts = EngineFeatures([part])
     return engine
 
 

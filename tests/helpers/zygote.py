@@ -30,6 +30,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from fwk.process.threads import spin_briefly
 from fwk_executors.processes import rank
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -57,6 +58,7 @@ OF_ITS_OWN = (
 """Variables that nothing has read before a fork sees its own."""
 
 
+spin_briefly(os.environ)  # as the first use of fwk's public names does, in some fixture or other
 AT_FIRST = dict(os.environ)
 """Variables before the first test."""
 

@@ -21,7 +21,7 @@ def here() -> str:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         filename = frame.f_code.co_filename
-        if any(part in filename for part in _OURS):
+        if any(part in filename for part in _OURS) and not filename.endswith("plugins/answers.py"):  # a guard
             return f"{filename.rpartition('/fwk')[2]}:{frame.f_lineno}"
         frame = frame.f_back
     return "?"

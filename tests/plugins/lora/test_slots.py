@@ -45,7 +45,7 @@ def with_adapters(num_slots: int, names: str, **options: Any) -> tuple[Engine, W
         max_running=engine.scheduler.limits.max_running,
     )
     part = AdapterScheduling(context)
-    engine.scheduler.parts = EngineFeatures([part])
+    engine.scheduler.parts = engine.scheduler._queue._parts = EngineFeatures([part])
     for name in names:
         part.adapters.load(name, "1")
     return engine, workers

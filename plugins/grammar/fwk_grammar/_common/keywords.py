@@ -256,8 +256,8 @@ def check_shapes(part: dict[str, Any]) -> None:
             raise InvalidRequest(f"{keyword!r} of the JSON schema must be {name}")
     types = part.get("type", ())
     for one in [types] if isinstance(types, str) else types:
-        if one not in (*ALL_TYPES, "integer"):
-            raise InvalidRequest(f"'type' of the JSON schema must be one of {', '.join(ALL_TYPES)}, not {one!r:.80}")
+        if one not in (names := (*ALL_TYPES, "integer")):
+            raise InvalidRequest(f"'type' of the JSON schema must be one of {', '.join(names)}, not {one!r:.80}")
 
 
 def has_named_and_free_keys(schema: Any) -> bool:

@@ -158,7 +158,6 @@ class Conversations:
 
     async def add_items(self, request: Request) -> Response:
         """Add to a conversation."""
-        self._get(_key(request), "conversation_id")
         _, added = await self._read(request, AddBody)
         entry = self._get(_key(request), "conversation_id")
         if not added:
