@@ -193,7 +193,8 @@ NO_ZEROS = {"HAS_ZEROS": False}
 def report_products(cc: int | str, types: dict[str, str], constants: dict[str, Any], options: dict[str, Any]) -> None:
     """Of one form of experts' matrices."""
     tile = Tile(constants["ROWS"], constants["COLUMNS"], constants["STEP"], **options)
-    gated = {**constants, "COLUMNS": gate_up_columns(tile, constants["FORMAT"]), "TOP_K": 8, "ACTIVATION": 0}
+    columns = gate_up_columns(tile, constants["FORMAT"], is_amd=not isinstance(cc, int))
+    gated = {**constants, "COLUMNS": columns, "TOP_K": 8, "ACTIVATION": 0}
     report(experts.gate_up_tiles, cc, {**types, "x_stride": "i32"}, gated, **options)
     report(experts.down_tiles, cc, types, constants, **options)
 

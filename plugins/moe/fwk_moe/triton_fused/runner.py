@@ -41,9 +41,9 @@ def tiling(num_pairs: int, num_experts: int, itemsize: int, is_deterministic: bo
     return Tile(rows, columns=64, step=128 // itemsize, num_warps=4, num_stages=3)
 
 
-def gate_up_columns(tile: Tile, form: int) -> int:
-    """Of a program, of each of both matrices. As Triton 3.6 unpacks two of int4, twice as many spill registers."""
-    return tile.columns // 2 if form == INT4.value and tile.rows == FEW_ROWS else tile.columns
+def gate_up_columns(tile: Tile, form: int, *, is_amd: bool) -> int:
+    """Of a program, of each of both matrices. As Triton 3.6 unpacks two of int4 for CUDA, twice as many spill."""
+    return tile.columns // 2 if form == INT4.value and tile.rows == FEW_ROWS and not is_amd else tile.columns
 
 
 class TritonRunner(MoERunner):
@@ -91,7 +91,7 @@ class TritonRunner(MoERunner):
         shared |= {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
         gated = x.new_empty(num_pairs, inner)
         activation = ACTIVATIONS[context.activation].value
-        columns = gate_up_columns(tile, self._gate_up.constants["FORMAT"])
+        columns = gate_up_columns(tile, self._gate_up.constants["FORMAT"], is_amd=torch.version.hip is not None)
         grid = (tiles.shape[0], triton.cdiv(inner, columns))
         x, of_x, step = self._inputs(x, self._gate_up, tile)
         given = (x, x.stride(0), of_x, *self._gate_up.tensors, tiles, pairs, gated)
