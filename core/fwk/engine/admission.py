@@ -1,4 +1,4 @@
-"""Who waits, in the policy's order, and for what."""
+"""The waiting queue: the policy's order, and the gates that hold sequences back."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Admission:
         return True
 
     def candidates(self) -> Iterator[Sequence]:
-        """Whom the policy would start, in its order: those of them who wait, and for nothing of their own."""
+        """Waiting sequences in the policy's order, without those that a gate of theirs holds back."""
         if not self.waiting:
             return
         for gate in (*self._gates, *self._parts.polled):

@@ -1,4 +1,4 @@
-"""The weights of another checkpoint in a running server: read and checked beside those that serve, then exchanged."""
+"""Another checkpoint's weights in a running server: read and checked alongside those that serve, then exchanged."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class EngineWeights(EnginePart):
 
     def use(self) -> None:
         """Serve what was prepared, and forget the K/V of before. No sequence may be running."""
-        assert not self.context.num_running(), "running sequences would go on with other weights"
+        assert not self.context.num_running(), "running sequences would continue with other weights"
         assert self.context.blocks is not None
         try:
             self.context.call("use")

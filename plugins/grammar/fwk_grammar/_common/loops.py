@@ -1,4 +1,4 @@
-"""Strings of constrained JSON that repeat themselves: small models otherwise go on to the length limit."""
+"""Strings of constrained JSON that repeat themselves: small models otherwise continue to the length limit."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class LoopGuard:
         self.is_looping = is_looping
 
     def accept(self, token_id: int) -> None:
-        """A token that the text goes on with."""
+        """A token that the text continues with."""
         if token_id in self._quotes.within:
             self._tokens.clear()
             self.is_looping = False

@@ -22,7 +22,7 @@ class LLGuidanceOptions(Options):
     constrained_json_end_loops: bool = option(
         True,
         "End a string of constrained JSON that repeats itself for 64 tokens, where the schema lets it end: a small "
-        "model otherwise goes on to the length limit, and its JSON cannot be read.",
+        "model otherwise continues to the length limit, and its JSON cannot be read.",
     )
 
 
