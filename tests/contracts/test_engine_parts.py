@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import save_file
 from tests.helpers.interpreted import interpreted
 from tests.helpers.redis_server import RedisServer
+from tests.helpers.transports import missing
 
 from fwk.plugins import Registered
 from fwk_kit.testing import (
@@ -52,6 +53,16 @@ class TestJumpForward(FeatureSuite):
 
 class TestTcpTransfer(KVTransferSuite):
     plugin = "tcp"
+
+
+@pytest.mark.skipif(missing("nixl") is not None, reason=missing("nixl") or "")
+class TestNixlTransfer(KVTransferSuite):
+    plugin = "nixl"
+
+
+@pytest.mark.skipif(missing("mooncake") is not None, reason=missing("mooncake") or "")
+class TestMooncakeTransfer(KVTransferSuite):
+    plugin = "mooncake"
 
 
 class TestTorchExperts(MoERunnerSuite):

@@ -179,7 +179,7 @@ def test_an_allowance_counts_bytes_and_time() -> None:
 
 CONNECTS = {
     "core/fwk/server/engine_client.py": "zmq, to the engine that it started",
-    "plugins/kv_transfer/fwk_kv_transfer/tcp/transport.py": "its own protocol, signed and bounded",
+    "plugins/kv_transfer/fwk_kv_transfer/_common/signed.py": "its own protocol, signed and bounded",
     "plugins/kv_transfer/fwk_kv_transfer/remote_prefill/prefill_servers.py": "Allowance",
     "plugins/server/fwk_server/openai_responses/mcp_client.py": "bound_httpx",
     "plugins/server/fwk_server/_common/records.py": "sqlite3, to a file",

@@ -19,6 +19,7 @@ from fwk_kv_transfer.remote_prefill.messages import PREFILL, SIGNATURE, Order, s
 from tests.helpers.client import Streamed, connect
 from tests.helpers.rig import Server, until, write_model
 from tests.helpers.servers import Start
+from tests.helpers.transports import transports
 
 pytestmark = [pytest.mark.sweep, pytest.mark.timeout(600)]
 
@@ -32,6 +33,7 @@ class Site:
 
     def __init__(self, model: Path, python_path: str, folder: Path) -> None:
         self.model, self._python_path = model, python_path
+        self.transport = "tcp"
         self.secret = folder / "secret"
         self.secret.write_bytes(SECRET)
         self.other_secret = folder / "other"
@@ -42,7 +44,7 @@ class Site:
         if "--disaggregation-token-file" not in flags:
             flags = ("--disaggregation-token-file", str(self.secret), *flags)
         flags = flags if "--dtype" in flags else ("--dtype", "float32", *flags)
-        given = (*FLAGS, "--disaggregation-mode", mode, *flags)
+        given = (*FLAGS, "--disaggregation-mode", mode, "--disaggregation-transfer-backend", self.transport, *flags)
         self.servers.append(Server(self.model, *given, python_path=self._python_path))
         return self.servers[-1]
 
@@ -97,7 +99,9 @@ def shown(reply: httpx.Response) -> Any:
     return reply.status_code, body["choices"], body["usage"]
 
 
-async def test_replies_are_those_of_one_server(site: Site, one: Server) -> None:
+@pytest.mark.parametrize("transport", transports("tcp", "nixl", "mooncake"))
+async def test_replies_are_those_of_one_server(site: Site, one: Server, transport: str) -> None:
+    site.transport = transport
     prefill = site.prefill()
     decode = site.decode(prefill.url).start()
     assert decode.golden == one.golden
@@ -105,6 +109,7 @@ async def test_replies_are_those_of_one_server(site: Site, one: Server) -> None:
         for body in BODIES:
             path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
             body = body | ({} if "messages" in body else {"return_token_ids": True})
+            body["cache_salt"] = transport + body.get("cache_salt", "")
             assert shown(decode.post(body, path)) == shown(one.post(body, path)), body
     body = {"prompt": "Stream this. " + TEXT, "max_tokens": 20, "n": 2, "seed": 1, "temperature": 0.9}
     async with connect(decode) as client, connect(one) as other:
@@ -133,7 +138,11 @@ async def begin(server: Server, count: int) -> tuple[list[Streamed], asyncio.Tas
 
 
 @pytest.mark.parametrize("when", ["at once", "while it transfers", "while it computes"])
-async def test_a_prefill_server_that_is_killed_costs_computation_only(site: Site, one: Server, when: str) -> None:
+@pytest.mark.parametrize("transport", transports("tcp", "nixl", "mooncake"))
+async def test_a_prefill_server_that_is_killed_costs_computation_only(
+    site: Site, one: Server, transport: str, when: str
+) -> None:
+    site.transport = transport
     prefill = site.prefill()
     decode = site.decode(prefill.url, flags=("--disaggregation-timeout", "20")).start()
     before = decode.metric("fwk:kv_transfers_total")
@@ -158,7 +167,9 @@ async def test_a_prefill_server_that_is_killed_costs_computation_only(site: Site
     assert "Traceback" not in decode.log
 
 
-async def test_a_decode_server_that_is_killed_leaves_nothing_behind(site: Site) -> None:
+@pytest.mark.parametrize("transport", transports("tcp", "nixl", "mooncake"))
+async def test_a_decode_server_that_is_killed_leaves_nothing_behind(site: Site, transport: str) -> None:
+    site.transport = transport
     prefill = site.prefill()
     decode = site.decode(prefill.url, flags=("--disaggregation-timeout", "3")).start()
     _, running = await begin(decode, 12)

@@ -25,9 +25,9 @@ from fwk import SamplingParams
 from fwk.engine.kv_block_manager import KVBlockManager
 from fwk.errors import ConfigError, InvalidRequest
 from fwk.types import Request, TokenEvent
+from fwk_kv_transfer._common import signed
+from fwk_kv_transfer._common.wire import Wire
 from fwk_kv_transfer.remote_prefill import KVSource
-from fwk_kv_transfer.tcp import transport
-from fwk_kv_transfer.tcp.wire import Wire
 
 PAGE = 4
 OPTIONS: dict[str, Any] = {
@@ -226,7 +226,7 @@ def test_damaged_blocks_are_computed(
     tiny_folder: Path, tmp_path: Path, alone: fwk.LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first piece arrives; the second was changed after it had been signed."""
-    monkeypatch.setattr(transport, "PIECE_BYTES", 1)
+    monkeypatch.setattr(signed, "PIECE_BYTES", 1)
     pieces = 0
     send = Wire._send
 
@@ -365,7 +365,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no prefix cache": ({"prefix_cache": "none"}, "needs a prefix cache .* 'none' keeps nothing"),
     "tiers": ({"prefix_cache": "hierarchical"}, "needs a prefix cache .* moves blocks to tiers"),
     "adapters": ({"enable_lora": True}, "not possible with --enable-lora"),
-    "transport": ({"disaggregation_transfer_backend": "nixl"}, "nixl: this transport is for RDMA"),
+    "transport": ({"disaggregation_transfer_backend": "ascend"}, "ascend: this transport has no plugin here"),
 }
 
 

@@ -21,9 +21,11 @@ import torch
 
 from fwk.errors import ConfigError
 from fwk.interfaces.kv_transfer import KVTransferContext, Transfer
-from fwk_kv_transfer.tcp import TcpOptions, transport
-from fwk_kv_transfer.tcp.transport import MAX_CONNECTIONS, Answer, TcpTransfer, Wanted
-from fwk_kv_transfer.tcp.wire import HELLO_SECONDS, MAGIC, MAX_MESSAGE_BYTES, Wire, WireError
+from fwk_kv_transfer._common import signed
+from fwk_kv_transfer._common.signed import MAX_CONNECTIONS, Answer, Wanted
+from fwk_kv_transfer._common.wire import HELLO_SECONDS, MAGIC, MAX_MESSAGE_BYTES, Wire, WireError
+from fwk_kv_transfer.tcp import TcpOptions
+from fwk_kv_transfer.tcp.transport import TcpTransfer
 
 SECRET, IDENTITY = b"0123456789abcdef", b"i" * 32
 SHAPE = (4, 2, 8)
@@ -333,7 +335,7 @@ def test_nobody_there() -> None:
 def test_more_receptions_than_threads_end_at_their_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
     is_over = threading.Event()
     with liar(lambda wire, _: is_over.wait(SECONDS) and None) as peer:
-        monkeypatch.setattr(transport, "MAX_RECEPTIONS", 1)
+        monkeypatch.setattr(signed, "MAX_RECEPTIONS", 1)
         receiver = make()
         for number in range(4):
             receiver.receive(peer, f"k{number}", [0], [number], time.monotonic() + 0.3)

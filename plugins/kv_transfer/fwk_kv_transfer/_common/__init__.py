@@ -1,0 +1,1 @@
+"""What transports share: signed connections, and reading another process's memory while one is held."""
