@@ -30,6 +30,14 @@ class TestWeightedRoundRobin(LoadBalancerSuite):
     plugin = "wrr"
 
 
+class TestMinimumTokens(LoadBalancerSuite):
+    plugin = "minimum_tokens"
+
+
+class TestCacheAware(LoadBalancerSuite):
+    plugin = "cache_aware"
+
+
 class TestPrometheus(ObserverSuite):
     plugin = "prometheus"
 

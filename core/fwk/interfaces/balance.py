@@ -51,6 +51,13 @@ class LoadBalancer(ABC):
     def choose(self, request: Request, replicas: Sequence[Replica]) -> Replica:
         """One of ``replicas``: those that can serve now, by index; there is at least one."""
 
+    def ended(self, request: Request, replica: Replica) -> None:
+        """A request that was to go to a replica has ended there, was not accepted, or goes to another one."""
+
+    def info(self, replica: Replica) -> dict[str, Any]:
+        """What /server_info is to tell of a replica, as JSON."""
+        return {}
+
 
 @dataclass(frozen=True, kw_only=True)
 class LoadBalancerSpec(Declaration):

@@ -15,7 +15,7 @@ from tests.helpers.pools import replicas_of
 from fwk import SamplingParams
 from fwk.config import Config
 from fwk.engine.core import _check_same_weights, build_engine
-from fwk.errors import EngineDead, InvalidRequest, ModelLoadError
+from fwk.errors import EngineDead, InvalidRequest, ModelLoadError, NotServed
 from fwk.interfaces.balance import BalanceContext, LoadBalancer, Replica
 from fwk.interfaces.feature import ServerPartContext
 from fwk.plugins import discover
@@ -40,6 +40,7 @@ class Client:
         self.problem: str | None = None
         self.has_started = True
         self.is_dead = False
+        self.refusal: Exception | None = None
         self.prepared: str | Exception = "files"
         self.weights = ""
 
@@ -53,6 +54,8 @@ class Client:
         return EngineReady("f", *numbers, {}, [], weights_identity=self.weights)
 
     def submit(self, request: Request, receiver: Any) -> None:
+        if self.refusal is not None:
+            raise self.refusal
         self.sent.append(("submit", request.request_id))
         self.receivers[request.request_id] = receiver
 
@@ -81,15 +84,23 @@ class Last(LoadBalancer):
     """Always the last, and notes what it was shown."""
 
     seen: list[list[tuple[int, int]]] = []
+    over: list[tuple[str, int]] = []
 
     def choose(self, request: Request, replicas: Sequence[Replica]) -> Replica:
         self.seen.append([(replica.index, replica.num_open) for replica in replicas])
         return replicas[-1] if request.request_id != "stranger" else Replica(0)
 
+    def ended(self, request: Request, replica: Replica) -> None:
+        self.over.append((request.request_id, replica.index))
+
+    def info(self, replica: Replica) -> dict[str, Any]:
+        return {"chosen": replica.index}
+
 
 @pytest.fixture
 def model(monkeypatch: pytest.MonkeyPatch) -> tuple[ModelEngines, Replicas, list[Client]]:
     Last.seen.clear()
+    Last.over.clear()
     return replicas_of(monkeypatch, Client, Last(BalanceContext(3)))
 
 
@@ -146,6 +157,16 @@ def test_a_request_without_a_token_goes_to_another_engine_once(three: tuple[Repl
     engines.forget("a")
     engines.forget("b")
     assert [view.num_open for view in engines._views] == [0, 0, 0]
+    assert Last.over == [("c", 2), ("a", 2), ("a", 1), ("b", 2)], "each once where it was sent"
+
+
+def test_a_balancer_hears_of_what_no_engine_takes(three: tuple[Replicas, list[Client]]) -> None:
+    engines, clients = three
+    clients[2].refusal = NotServed("full", 503)
+    with pytest.raises(NotServed):
+        engines.submit(request("a"), print)
+    assert Last.over == [("a", 2)]
+    assert [told["chosen"] for told in engines.info()] == [0, 1, 2]
 
 
 async def test_a_server_that_stops_moves_no_request(three: tuple[Replicas, list[Client]]) -> None:
@@ -163,6 +184,7 @@ def test_a_replica_that_comes_back_is_offered_little_by_little(three: tuple[Repl
     engines.submit(request("while it is out"), print)
     clients[2].problem = None
     Last.seen.clear()
+    Last.over.clear()
     for i in range(20):
         engines.submit(request(str(i)), print)
     offered = [any(index == 2 for index, _ in seen) for seen in Last.seen]

@@ -131,10 +131,18 @@ class Replicas(EnginePool):
 
     def submit(self, request: Request, receiver: Receiver) -> None:
         """Send a request to a replica that can serve and has room, as the load balancer chooses."""
-        placed = _Placed(request, receiver, self._choose(request).index)
-        self.below[placed.replica].submit(request, partial(self._receive, placed))
+        chosen = self._choose(request)
+        placed = _Placed(request, receiver, chosen.index)
+        self._submit(request, chosen, partial(self._receive, placed))
         self._placed[request.request_id] = placed
         self._views[placed.replica].num_open += request.n
+
+    def _submit(self, request: Request, chosen: Replica, receiver: Receiver) -> None:
+        try:
+            self.below[chosen.index].submit(request, receiver)
+        except BaseException:
+            self._balancer.ended(request, chosen)
+            raise
 
     def _choose(self, request: Request) -> Replica:
         able = [view for view, can_serve in zip(self._views, self._note_able(), strict=True) if can_serve]
@@ -171,11 +179,12 @@ class Replicas(EnginePool):
             return False
         try:
             chosen = self._choose(placed.request)
-            self.below[chosen.index].submit(placed.request, placed.receive)
+            self._submit(placed.request, chosen, placed.receive)
         except (EngineDead, NotServed):
             return False
         self.below[placed.replica].forget(placed.request.request_id)
         self._views[placed.replica].num_open -= placed.request.n
+        self._balancer.ended(placed.request, self._views[placed.replica])
         chosen.num_open += placed.request.n
         placed.replica, placed.can_move = chosen.index, False
         return True
@@ -192,6 +201,7 @@ class Replicas(EnginePool):
         if request_id in self._placed:
             placed = self._placed.pop(request_id)
             self._views[placed.replica].num_open -= placed.request.n
+            self._balancer.ended(placed.request, self._views[placed.replica])
             self.below[placed.replica].forget(request_id)
 
     @property
@@ -203,10 +213,10 @@ class Replicas(EnginePool):
         return total_stats([pool.stats for pool in self.below])
 
     def info(self) -> list[dict[str, Any]]:
-        """``weight``: the share of requests for which the load balancer may choose the engine."""
+        """``weight``: the share of requests for which the load balancer may choose the engine; and what that tells."""
         self._note_able()
         return [
-            told | {"weight": self._slow_start.weight(index)}
+            told | {"weight": self._slow_start.weight(index)} | self._balancer.info(self._views[index])
             for index, pool in enumerate(self.below)
             for told in pool.info()
         ]
