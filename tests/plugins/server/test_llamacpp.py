@@ -181,6 +181,7 @@ async def test_wrong_bodies_are_refused_with_a_sentence(post, frontend):
 async def test_templates_and_props(post, client, frontend):
     messages = [{"role": "user", "content": "Hi"}]
     assert "Hi" in (await post("/apply-template", messages=messages))["prompt"]
+    assert (await post("/apply-template", 404, messages=messages, model="nobody"))["error"]["param"] == "model"
     tools = [{"type": "function", "function": {"name": "get_weather"}}]
     frontend.tool_parser = lambda tools, tail="", is_forced=False: HermesParser(ParserContext(tools, tail))
     await post("/apply-template", messages=messages, tools=tools)

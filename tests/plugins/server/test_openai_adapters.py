@@ -171,6 +171,7 @@ async def test_closed_servers(api, frontend):
     for path in (*LOAD, *UNLOAD):
         error = await api.refused(path, {"lora_name": "poet", "lora_path": "x"})
         assert "--enable-lora and --lora-dirs" in error["message"]
+    assert (await api.refused(UNLOAD[0], {"lora_name": "lost"}, 404))["param"] == "lora_name"
     assert not frontend.calls
     await api.complete(model="poet")
 

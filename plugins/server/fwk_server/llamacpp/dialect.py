@@ -16,7 +16,7 @@ from fwk_server._common.caller import Caller, caller_of
 from fwk_server._common.chat.dialect import ChatDialect
 from fwk_server._common.chat.media import MediaParts
 from fwk_server._common.chat.messages import read_messages, template_kwargs
-from fwk_server._common.chat.served import capabilities
+from fwk_server._common.chat.served import capabilities, named_by_model
 from fwk_server._common.chat.tools import read_tools, with_tools
 from fwk_server._common.documented import EVENTS, Reply
 from fwk_server._common.replies import EventStream, json_response, off_loop, reply
@@ -129,6 +129,7 @@ class LlamaCppDialect(ChatDialect):
 
     def _rendered(self, data: bytes) -> dict[str, Any]:
         raw = body.parse(data)
+        named_by_model(body.want(raw.get("model") or "", str, "a string", "model"), self.frontend)
         given = validate(TemplateBody, raw)
         if given.continue_final_message and given.add_generation_prompt:
             raise InvalidRequest(

@@ -60,9 +60,9 @@ async def load(asked: LoadAdapterRequest, frontend: Frontend) -> dict[str, Any]:
 
 async def unload(asked: UnloadAdapterRequest, frontend: Frontend) -> dict[str, Any]:
     """Take no more requests for an adapter; those under way finish."""
-    _check_open(frontend)
     if asked.lora_name not in frontend.adapters:
         raise UnknownAdapter(asked.lora_name)
+    _check_open(frontend)
     await frontend.unload_adapter(asked.lora_name)
     return _loaded(frontend)
 
