@@ -7,7 +7,7 @@ GPU_SUITES = tests/core/test_devices.py tests/core/test_gpu_script.py $(wildcard
 	tests/plugins/attention/test_flashinfer.py tests/plugins/quant/test_fp8_scaled.py
 COMPILE_AHEAD = $(shell grep -l machine_code -r tests/plugins --include='test_*.py')
 
-.PHONY: check lint types imports test sweep mutations matrix faults soak attack clients flashinfer gpu-environment gpu-bundle examples audit docs site format
+.PHONY: check lint types imports test sweep mutations matrix faults soak attack clients flashinfer gpu-environment gpu-modules gpu-bundle examples audit docs site format
 
 check:  ## everything CI runs, but for most of the sweep; ends with what failed in at most 40 lines
 	@$(PYTHON) -m tests.helpers.steps --quiet lint types imports test examples
@@ -46,8 +46,11 @@ attack:  ## 8,000 random combinations of valid values at every route: no 5xx, an
 clients:  ## real client libraries, each in an environment of its own; needs the network
 	$(PYTHON) -m pytest -m clients -n 0 tests/clients
 
-flashinfer:  ## the package's own planner on a CUDA runtime without a device; needs nvcc and the network, 20 minutes at first
+build/flashinfer: tests/helpers/cudart/requirements.txt
 	$(PYTHON) -m pip install --quiet --upgrade --no-deps --target build/flashinfer -r tests/helpers/cudart/requirements.txt
+	touch build/flashinfer
+
+flashinfer: build/flashinfer  ## the package's own planner on a CUDA runtime without a device; needs nvcc and the network, 20 minutes at first
 	PYTHONPATH=build/flashinfer $(PYTHON) -m pytest -m flashinfer -n 0 tests/plugins/attention/test_flashinfer_planner.py
 
 gpu-environment:  ## the suites of the pretended device in the versions of a GPU machine; needs python3.12 and the network, 5 GB
@@ -57,7 +60,10 @@ gpu-environment:  ## the suites of the pretended device in the versions of a GPU
 	build/gpu-environment/bin/python -m pytest -n 0 $(GPU_SUITES)
 	build/gpu-environment/bin/python -m pytest -n 0 -m "sweep or not sweep" -k "compiles or machine_code or ahead" $(COMPILE_AHEAD)
 
-gpu-bundle:  ## what travels to a machine with a GPU: .whl, .fi and .ref, and how large it is; needs the network
+gpu-modules: build/flashinfer  ## FlashInfer's modules that the checks of benchmarks.gpu use; needs nvcc, an hour on two cores at first
+	PYTHONPATH=build/flashinfer $(PYTHON) -m benchmarks.gpu.modules
+
+gpu-bundle: gpu-modules  ## what travels to a machine with a GPU: .whl, .fi and .ref, and how large it is; needs the network
 	$(PYTHON) -m benchmarks.gpu.bundle
 
 examples:  ## a newcomer's first hour and the packages of examples/plugins, installed beside fwk; needs pip

@@ -4,7 +4,7 @@
 
 Makes ``.whl`` (this project's own wheel, without whose entry points no plugin is found, and what the machine lacks),
 ``.fi/fi.zip`` (FlashInfer without the sources that are never compiled, with the modules that were built beforehand) and
-``.ref`` (what the CPU says of the small models). Needs a network and pip. Modules are built by ``make flashinfer``.
+``.ref`` (what the CPU says of the small models). Needs a network and pip. ``benchmarks.gpu.modules`` builds modules.
 """
 
 from __future__ import annotations
@@ -15,8 +15,11 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Sequence
 from fnmatch import fnmatch
 from pathlib import Path
+
+from benchmarks.gpu.modules import LIST, MODULES
 
 WHEELS = (
     "msgspec==0.22.0",
@@ -42,8 +45,6 @@ PLATFORMS = (
     "manylinux2014_x86_64",
     "manylinux1_x86_64",
 )
-MODULES = Path("build/flashinfer-modules")
-"""Where ``make flashinfer`` leaves them."""
 MOST = 60 * 2**20
 """Bytes of the bundle and the tree together."""
 SOURCES = ("batch_*", "page*", "quantization*", "flashinfer_*_binding*", "*.jinja")
@@ -59,10 +60,22 @@ def travels(name: str) -> bool:
     return True
 
 
-def pack_flashinfer(unpacked: Path, modules: Path, target: Path) -> list[str]:
-    """Names in the archive. modules: has ``NAME/NAME.so`` somewhere below."""
-    built = {path.parent.name: path for path in sorted(modules.rglob("*.so")) if path.stem == path.parent.name}
-    files = {f"flashinfer/data/aot/{name}/{name}.so": path for name, path in built.items()}
+def built_modules(folder: Path) -> dict[str, Path]:
+    """Libraries of the modules that the checks use, by name. Ends the program where one is missing."""
+    listed = folder / LIST
+    names = listed.read_text(encoding="utf-8").split() if listed.exists() else []
+    built = {path.parent.name: path for path in folder.rglob("*.so") if path.stem == path.parent.name}
+    missing = [name for name in names if name not in built] if names else ["all of them"]
+    if missing:
+        raise SystemExit(
+            f"FlashInfer's modules for sm_90a are not in {folder} ({missing[0]}): 'make gpu-modules' first"
+        )
+    return {name: built[name] for name in names}
+
+
+def pack_flashinfer(unpacked: Path, modules: dict[str, Path], target: Path) -> list[str]:
+    """Names in the archive. modules: libraries by name."""
+    files = {f"flashinfer/data/aot/{name}/{name}.so": path for name, path in modules.items()}
     for path in unpacked.rglob("*"):
         name = path.relative_to(unpacked).as_posix()
         if path.is_file() and name.startswith("flashinfer") and travels(name):
@@ -88,7 +101,7 @@ def check_size(sizes: dict[str, int], most: int = MOST) -> None:
         )
 
 
-def _download(packages: tuple[str, ...], folder: Path) -> None:
+def _download(packages: Sequence[str], folder: Path) -> None:
     command = [
         sys.executable,
         "-m",
@@ -116,20 +129,14 @@ def _wheels(folder: Path) -> None:
     )
 
 
-def _flashinfer(target: Path, modules: Path) -> None:
+def _flashinfer(target: Path, modules: dict[str, Path]) -> None:
     with tempfile.TemporaryDirectory() as where:
         _download((FLASHINFER,), Path(where))
         (wheel,) = Path(where).glob("flashinfer_python-*.whl")
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(Path(where) / "unpacked")
-        names = pack_flashinfer(Path(where) / "unpacked", modules, target)
-    num_built = sum(name.endswith(".so") and "/aot/" in name for name in names)
-    if not num_built:
-        print(
-            f"no module for sm_90a in {modules}: FlashInfer would compile there for minutes: 'make flashinfer' first",
-            file=sys.stderr,
-        )
-    print(f"FlashInfer with {num_built} modules")
+        pack_flashinfer(Path(where) / "unpacked", modules, target)
+    print(f"FlashInfer with {len(modules)} modules")
 
 
 def _size(path: Path) -> int:
@@ -149,8 +156,9 @@ def main() -> None:
     if shutil.which("git") is None:
         parser.error("git tells what the tree has: install it")
     wheels, packed, references = given.out / ".whl", given.out / ".fi", given.out / ".ref"
+    modules = built_modules(given.modules)
     _wheels(wheels)
-    _flashinfer(packed / "fi.zip", given.modules)
+    _flashinfer(packed / "fi.zip", modules)
     if not any(references.glob("*.npz")):
         command = [sys.executable, "-m", "benchmarks.gpu", str(references), "--stage", "references"]
         subprocess.run(command, check=True)

@@ -300,7 +300,8 @@ def suite(bench: Bench, check: Check) -> Numbers:
     """The attention contract's core, on poisoned caches."""
     _cuda_only(bench)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/gpu"]
-    command += ["-m", "gpu", "-k", check.settings["words"], "-n", str(check.settings["at_once"])]
+    words = f"({' or '.join(check.settings['words'])}) and {check.settings['backend']}"
+    command += ["-m", "gpu", "-k", words, "-n", str(check.settings["at_once"])]
     command += ["--dist", "load"]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=check.seconds)
     print(ended.stdout[-4000:], ended.stderr[-4000:], file=sys.stderr)  # to the log

@@ -159,14 +159,20 @@ def test_a_bundle_leaves_out_what_is_never_read(tmp_path: Path) -> None:
     for name in ("decode.py", "data/csrc/batch_decode.cu", "data/csrc/gemm.cu", "data/cutlass/a.h", "data/cccl/b.h"):
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         (source / name).write_text("x")
-    module = tmp_path / "ops" / "batch_decode_x" / "batch_decode_x.so"
-    module.parent.mkdir(parents=True)
-    module.write_bytes(b"x" * 100)
-    packed = bundle.pack_flashinfer(tmp_path, tmp_path / "ops", tmp_path / "fi.zip")
+    built = tmp_path / "built"
+    for name in ("batch_decode_x", "of_a_test_alone"):
+        (built / "ops" / name).mkdir(parents=True)
+        (built / "ops" / name / f"{name}.so").write_bytes(b"x" * 100)
+    (built / "modules.txt").write_text("batch_decode_x\n")
+    packed = bundle.pack_flashinfer(tmp_path, bundle.built_modules(built), tmp_path / "fi.zip")
     assert packed == [
         "flashinfer/data/aot/batch_decode_x/batch_decode_x.so",
         "flashinfer/data/csrc/batch_decode.cu",
         "flashinfer/decode.py",
     ]
+    for names, missing in (("", "all of them"), ("batch_decode_x not_built", "not_built")):
+        (built / "modules.txt").write_text(names)
+        with pytest.raises(SystemExit, match=rf"{missing}\): 'make gpu-modules' first"):
+            bundle.built_modules(built)
     with pytest.raises(SystemExit, match=r"the bundle has 2\.0 MiB .* and 1 may travel"):
         bundle.check_size({"fi": 2**20, "tree": 2**20}, most=2**20)

@@ -101,7 +101,9 @@ def install(folder: Path) -> Runtime:
         "FLASHINFER_CUDA_ARCH_LIST": ARCHITECTURE,
         "FLASHINFER_WORKSPACE_BASE": str(folder),
         "LIBRARY_PATH": str(folder),
-        "MAX_JOBS": "2",
+        "MAX_JOBS": os.environ.get("MAX_JOBS", "2"),
+        "FLASHINFER_JIT_DEBUG": "0",  # which FLASHINFER_JIT_VERBOSE else turns on: kernels without optimisation
+        "FLASHINFER_EXTRA_CUDAFLAGS": "--compress-mode=none",  # all modules together compress better (benchmarks.gpu)
     }
     _answer_for_the_device()
     Event.runtime = Runtime(runtime)

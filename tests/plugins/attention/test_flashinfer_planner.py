@@ -15,24 +15,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import torch
 from tests.helpers import cudart
+from tests.helpers.cudart.served import BLOCK, STEPS, TREE, Served
 
-from fwk.interfaces.attention import AttentionContext, CaptureSizes
-from fwk_attention.flashinfer import FlashInferOptions
+from fwk.interfaces.attention import CaptureSizes
 from fwk_kit.testing.attention_cases import Shape, block_tables
 from fwk_kit.testing.batches import make_batch
 
 if TYPE_CHECKING:
-    from fwk_attention.flashinfer.backend import FlashInferBackend
     from fwk_attention.flashinfer.wrappers import PlannedWrapper
 
 pytestmark = [pytest.mark.flashinfer, pytest.mark.filterwarnings("default"), pytest.mark.timeout(1800)]
 
 FOLDER = Path(__file__).parents[3] / "build" / "flashinfer-modules"
 SIZE = 128
-BLOCK = 16
-
 DECODE, PROMPT, HOPPER, LATENT = "BatchDecode", "BatchPrefillWithPagedKVCache", "PrefillWithKVCacheKernel", "MLA"
 PLAIN = Shape(4, 2, SIZE, BLOCK, dtype="bfloat16")
 GROUPS = Shape(8, 2, SIZE, BLOCK, dtype="bfloat16")  # of 4 query heads
@@ -46,39 +42,6 @@ def runtime() -> cudart.Runtime:
     return cudart.install(FOLDER)
 
 
-class Served:
-    """A backend for one layer of a shape, and its steps."""
-
-    def __init__(self, runtime: cudart.Runtime, shape: Shape, num_blocks: int) -> None:
-        from fwk_attention.flashinfer.backend import FlashInferBackend
-        from fwk_attention.flashinfer.wrappers import Wrappers
-
-        self.runtime, self.shape, self.layer = runtime, shape, shape.layer()
-        cpu = torch.device("cpu")
-        self.backend: FlashInferBackend = FlashInferBackend(
-            AttentionContext(cpu, torch.bfloat16, shape.kv_dtype, BLOCK, FlashInferOptions())
-        )
-        self.backend._wrappers = Wrappers(cpu, self.backend._kv_dtype, cudart.Event)
-        form = self.backend.block_format(self.layer.kv_spec)
-        self.layer.kv_cache = torch.zeros((num_blocks, *form.block_shape), dtype=form.dtype)
-        runtime.launches()
-
-    def plan(self, pasts: Sequence[int], num_new: Sequence[int], parents: Any = None) -> Any:
-        lens = [past + n for past, n in zip(pasts, num_new, strict=True)]
-        self.batch = make_batch(pasts, num_new, block_tables(lens, BLOCK), block_size=BLOCK, parents=parents)
-        self.batch.plan = self.backend.plan(self.batch, [self.layer])
-        return self.batch.plan
-
-    def launch(self) -> list[cudart.Launched]:
-        """What the layer launches, copies and torch's own aside."""
-        tokens, shape = int(self.batch.query_start_np[-1]), self.shape
-        q = torch.zeros(tokens, shape.num_heads, shape.head_size, dtype=torch.bfloat16)
-        k = torch.zeros(tokens, shape.num_kv_heads, shape.head_size, dtype=torch.bfloat16)
-        out = self.backend.forward(q, k, None if shape.value_head_size else k, self.layer, self.batch)
-        assert out.shape == (tokens, shape.num_heads, shape.value_head_size or shape.head_size)
-        return self.runtime.launches()
-
-
 @pytest.fixture(autouse=True)
 def nothing_asked_of_the_device(runtime: cudart.Runtime) -> Iterator[None]:
     yield
@@ -89,16 +52,6 @@ def kinds(launched: Sequence[cudart.Launched]) -> Counter[str]:
     """How many launches there are of which kernel, but for those that merge the parts of a sequence."""
     names = [launch.name for launch in launched if "Merge" not in launch.name]
     return Counter(next(kind for kind in (DECODE, PROMPT, HOPPER, LATENT) if kind in name) for name in names)
-
-
-STEPS = {
-    "decode": ([5, 100, 1000], [1, 1, 1]),
-    "one": ([63], [1]),
-    "prompts": ([0, 40], [100, 20]),
-    "mixed": ([5, 100, 0, 300], [1, 1, 70, 33]),
-    "drafts": ([20, 300], [4, 3]),
-}
-TREE = [[-1, 0, 0, 1, 2], [-1, 0, 1, 1, 0]]
 
 
 @pytest.mark.parametrize("name", STEPS)
@@ -128,8 +81,7 @@ def test_trees_are_masked(runtime: cudart.Runtime) -> None:
 
 @pytest.mark.parametrize("name", ["prompts", "mixed"])
 def test_prompts_on_hopper(runtime: cudart.Runtime, name: str) -> None:
-    served = Served(runtime, GROUPS, 256)
-    served.backend._wrappers._prompt_kernel = "fa3"
+    served = Served(runtime, GROUPS, 256, "fa3")
     served.plan(*STEPS[name])
     launched = kinds(served.launch())
     assert launched == {HOPPER: 1} | ({PROMPT: 1} if name == "mixed" else {})
@@ -226,7 +178,9 @@ class TestCaptured:
             assert wrapper._paged_kv_last_page_len_buf.tolist() == [(n - 1) % BLOCK + 1 for n in lens]
             pages = [block for table in block_tables(lens, BLOCK) for block in table]
             assert wrapper._paged_kv_indices_buf[: len(pages)].tolist() == pages
-            buffers = served.backend._captured._pages[0]
+            captured = served.backend._captured
+            assert captured is not None
+            buffers = captured._pages[0]
             assert wrapper._paged_kv_indices_buf.data_ptr() == buffers.indices.data_ptr()
 
 
