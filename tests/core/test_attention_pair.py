@@ -81,7 +81,7 @@ def tokens(folder: Path, **options: Any) -> tuple[list[list[int]], dict[str, str
         return [done.token_ids for done in llm.generate(PROMPTS, SAMPLING)], dict(llm.engine.info.chosen)
 
 
-@pytest.mark.gate(2)
+@pytest.mark.gate(1)
 @pytest.mark.parametrize(
     "settings", [{}, {"page_size": 8, "max_total_tokens": 160}, {"speculative_algorithm": "ngram"}]
 )
@@ -168,6 +168,7 @@ def test_rows_are_the_same_bytes_in_both() -> None:
     assert np.array_equal(*caches)
 
 
+@pytest.mark.sweep
 def test_one_named_leaves_the_other_to_auto(tiny_folder: Path) -> None:
     assert tokens(tiny_folder, decode_attention_backend="torch")[1]["attention"] == "cpu-prefill.torch-decode"
     assert tokens(tiny_folder, prefill_attention_backend="torch")[1]["attention"] == "torch-prefill.cpu-decode"
@@ -236,7 +237,7 @@ def test_other_servers_values_are_understood() -> None:
         build_config(PLUGINS, {"decode_attention_backend": "flashmla"})
 
 
-@pytest.mark.gate(1)
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("prefill", "decode"),
     [

@@ -132,6 +132,7 @@ def test_poisson_arrivals_have_the_rate_and_its_spread(tokenizer: Tokenizer) -> 
     assert gaps.std() == pytest.approx(1 / 50, rel=0.15)  # exponential: as large as the mean
 
 
+@pytest.mark.sweep
 def test_conversations_are_long_tailed_with_the_published_means(tokenizer: Tokenizer) -> None:
     workload = changed(WORKLOADS["sharegpt"], num_requests=1500)
     asked = Maker(tokenizer, "m").requests(workload)
@@ -221,6 +222,7 @@ def test_the_picture_is_svg_and_escapes_names() -> None:
     assert "<x>" in [element.text for element in root.iter()]
 
 
+@pytest.mark.gate(5)
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -249,6 +251,7 @@ def test_a_command_that_does_not_come_up_is_told_with_its_last_words() -> None:
         pass
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("told", ["0123456789abcdef", None])
 async def test_reports_say_which_plugins_a_server_had(tokenizer: Tokenizer, tmp_path: Path, told: str | None) -> None:
     """A server of another kind has no /server_info."""

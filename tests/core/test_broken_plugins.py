@@ -125,7 +125,7 @@ def tiny(folder: Path, plugins: PluginSet, **options: Any) -> fwk.LLM:
     return fwk.LLM(str(folder), load_format="dummy", plugins=plugins, **limits, **options)  # type: ignore[arg-type]
 
 
-@pytest.mark.gate(3)
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("name", DECLARED)
 def test_one_that_is_not_selected_costs_a_warning(install: Callable[..., Path], tiny_folder: Path, name: str) -> None:
     source, said = DECLARED[name]
@@ -143,6 +143,7 @@ def test_one_that_is_not_selected_costs_a_warning(install: Callable[..., Path], 
         assert len(llm.generate([[1, 2]], SamplingParams(max_tokens=2, temperature=0))[0].token_ids) == 2
 
 
+@pytest.mark.gate(4)
 @pytest.mark.parametrize("name", DECLARED)
 def test_one_that_is_selected_ends_the_start_with_the_cause(
     install: Callable[..., Path], tiny_folder: Path, name: str
@@ -156,6 +157,7 @@ def test_one_that_is_selected_ends_the_start_with_the_cause(
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.gate(2)
 @pytest.mark.parametrize("name", BUILT)
 def test_one_that_cannot_be_built(install: Callable[..., Path], tiny_folder: Path, name: str) -> None:
     source, said = BUILT[name]
@@ -262,6 +264,7 @@ def serve(folder: Path, model: Path, *flags: str) -> Server:
     return Server(write_model(model), "--sampling-backend", "broken", *flags, python_path=str(folder))
 
 
+@pytest.mark.sweep
 def test_a_server_is_never_half_started(install: Callable[..., Path], tmp_path: Path) -> None:
     """The sampler is built once the model is loaded: its HTTP side is up by then, and never says that it is ready."""
     port = free_port()

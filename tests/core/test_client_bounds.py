@@ -89,16 +89,16 @@ def failure(call: Callable[[], None]) -> Exception:
 
 
 def listed(url: str, tmp_path: Path) -> None:
-    asyncio.run(ToolServer("a", f"{url}/mcp", None, 0.8).list())
+    asyncio.run(ToolServer("a", f"{url}/mcp", None, 0.3).list())
 
 
 def heard(url: str, tmp_path: Path) -> None:
-    asyncio.run(ToolServer("a", f"{url}/sse", None, 0.8).list())
+    asyncio.run(ToolServer("a", f"{url}/sse", None, 0.3).list())
 
 
 def ordered(url: str, tmp_path: Path) -> None:
     async def order() -> None:
-        async with asyncio.timeout(0.8):
+        async with asyncio.timeout(0.3):
             raise PeerError((await post(url, "/", {}, b"", None)).status)  # what is not signed is not believed
 
     asyncio.run(order())
@@ -137,8 +137,8 @@ def test_no_reply_is_read_without_end(
 ) -> None:
     hub = pytest.importorskip("huggingface_hub.constants")
     pytest.importorskip("fwk_server.openai_responses.mcp_client")
-    monkeypatch.setattr(clients, "SECONDS", 0.4)
-    monkeypatch.setattr(Allowance.__init__, "__defaults__", (0.4, 1024.0))
+    monkeypatch.setattr(clients, "SECONDS", 0.2)
+    monkeypatch.setattr(Allowance.__init__, "__defaults__", (0.2, 1024.0))
     monkeypatch.setattr("fwk_loaders.hub.source.MAX_ANSWER_BYTES", 2 * MEBI)
     caplog.set_level(logging.INFO)
     for kind in (*ENDS, "redirect"):

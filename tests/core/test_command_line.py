@@ -116,6 +116,7 @@ print(len(lines))
 """
 
 
+@pytest.mark.sweep
 def test_no_help_needs_an_extra() -> None:
     command = [sys.executable, "-c", EVERY_HELP, *EXTRAS]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)

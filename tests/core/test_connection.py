@@ -46,6 +46,7 @@ async def test_a_reader_who_does_not_read_is_hung_up_on() -> None:
     await asyncio.wait_for(flow.drain(), 5)
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("is_gone", [False, True])
 async def test_a_half_closed_client_of_http_1_0_gets_its_reply(is_gone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "KEEPALIVE_SECONDS", 1)

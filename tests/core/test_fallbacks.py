@@ -128,6 +128,7 @@ def test_a_parser_that_lacks_something_is_told_if_the_template_is_of_its_kind() 
     assert select_parser("tool_parsers", "none", alongside(swift), "<tool_call>").chosen is None
 
 
+@pytest.mark.sweep
 def test_a_strict_server_takes_no_second_best_balancer(tmp_path: Path) -> None:
     source = """
 from fwk import LoadBalancerSpec, Needs, hookimpl

@@ -30,7 +30,7 @@ class Answers(socketserver.ThreadingTCPServer):
         self.heads: list[bytes] = []
         self.paths: dict[str, list[bytes | float]] = {}
         super().__init__(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.serve_forever, daemon=True).start()
+        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
 
     @property
     def host(self) -> str:

@@ -69,7 +69,7 @@ def test_a_silent_eager_step_does_not_pass(tmp_path: Path, references: Path) -> 
     assert "steps were to be captured, and are eager (attention torch plans each step anew)" in found["error"]
 
 
-@pytest.mark.gate(1)
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("how", "words"),
     [
@@ -100,6 +100,7 @@ def test_a_stage_ends_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert [(row["passed"], row["error"]) for row in rows] == [(None, "no time was left")] * 2
 
 
+@pytest.mark.sweep
 def test_nothing_is_run_where_nothing_can_be_right(tmp_path: Path) -> None:
     vital = Check("no such check", "env", "copies", 5, is_vital=True)
     stage = Stage(tmp_path, tmp_path, "nothing", 60, lambda line: None)

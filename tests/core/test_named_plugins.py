@@ -45,6 +45,7 @@ def on(plugins: PluginSet, family: str, **given: Any) -> bool:
     return "extra" in [item.name for item, _ in taking_part(plugins, family, config.plugin_options)]
 
 
+@pytest.mark.gate(2)
 @pytest.mark.parametrize("family", NAMED)
 def test_it_is_off_until_it_is_named(family: str) -> None:
     plugins = installed(family, options=Mine)
@@ -149,6 +150,7 @@ print(len(plugins.undeclared))
 """
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize(
     ("touches", "strict", "count"), [("", "", 1), (', touches=frozenset({"files"})', "strict", 0), ("", "strict", None)]
 )

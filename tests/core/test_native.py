@@ -73,6 +73,7 @@ def test_headers_are_found_and_a_change_of_one_builds_anew(cache: Path, tmp_path
     assert len(built(cache)) == 2
 
 
+@pytest.mark.sweep
 def test_two_processes_build_one_library(cache: Path, tmp_path: Path) -> None:
     source = kernel(tmp_path)
     code = f"from pathlib import Path; from fwk import native; native.load(Path({str(source)!r}), 'plain')"

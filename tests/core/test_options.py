@@ -56,6 +56,7 @@ def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
     assert config.plugin_options["schedulers.lpm"] == {"lpm_window": 9}
 
 
+@pytest.mark.gate(4)
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -235,6 +236,7 @@ def test_an_option_that_is_none_of_ours_promises_nothing() -> None:
     assert stability_of(Bare.model_fields["bare"]) == "experimental"
 
 
+@pytest.mark.gate(2)
 @pytest.mark.parametrize(
     ("text", "words", "message"),
     [

@@ -100,6 +100,7 @@ ALONE = (
 )
 
 
+@pytest.mark.gate(3)
 @pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.sweep)], ids=["some", "all"])
 @pytest.mark.parametrize("peer", PEERS.values(), ids=list(PEERS))
 def test_every_argument_as_its_page_types_it(

@@ -131,6 +131,7 @@ def test_why_says_what_another_familys_choice_refuses(tiny_folder: Path) -> None
     assert f"this run cannot start: {answer.error}" in plugin_why.as_text(answer)
 
 
+@pytest.mark.gate(3)
 @pytest.mark.parametrize(
     ("family", "name", "words"),
     [
@@ -156,6 +157,7 @@ def test_why_refuses_options_nobody_has() -> None:
     )
 
 
+@pytest.mark.sweep
 def test_doctor_finds_nothing_wrong_here() -> None:
     told = json.loads(here("plugins", "doctor", "--json"))
     assert [finding for finding in told["findings"] if finding["level"] != "note"] == []
@@ -194,6 +196,7 @@ def test_doctor_finds_what_is_wrong(tmp_path: Path) -> None:
     assert fwk("plugins", "doctor", site=tmp_path, code=1).splitlines()[-1].endswith("other findings")
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("name", "more", "said"),
     [
@@ -212,6 +215,7 @@ def test_a_built_in_is_not_tested_in_place_of_a_package_of_its_name(
     assert fwk("--version", site=tmp_path).endswith("0.1.0\n"), "needs neither"
 
 
+@pytest.mark.sweep
 def test_doctor_compares_with_a_server(tmp_path: Path) -> None:
     assert "cannot be asked" in here("plugins", "doctor", "--url", "http://127.0.0.1:9", code=1)
     assert "must begin with http" in here("plugins", "doctor", "--url", "ftp://x", code=2)
@@ -235,6 +239,7 @@ def test_a_lock_is_kept(tmp_path: Path) -> None:
     assert json.loads(path.read_text()) == frozen(plugins) == json.loads(here("plugins", "freeze", "--json"))
 
 
+@pytest.mark.gate(2)
 @pytest.mark.parametrize(
     ("change", "message"),
     [

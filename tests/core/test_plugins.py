@@ -103,6 +103,7 @@ def test_every_installed_plugin_loads_and_its_target_exists() -> None:
             assert f"class {attribute}(" in Path(spec.origin or "").read_text()
 
 
+@pytest.mark.gate(2)
 @pytest.mark.parametrize("words", [["--help"], ["plugins", "list"], ["serve", "--help"], ["arguments"]])
 def test_light_commands_import_nothing_heavy(words: list[str]) -> None:
     heavy = ("torch", "triton", "flashinfer", "transformers", "tokenizers", "fastapi", "uvicorn", "zmq", "numpy")

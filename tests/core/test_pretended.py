@@ -76,6 +76,7 @@ def ring_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StagingRing, "__init__", lambda self, device, where, size: real(self, device, where, 1))
 
 
+@pytest.mark.sweep
 @pytest.mark.usefixtures("ring_of_one")
 def test_a_ring_of_one_without_events_is_overwritten_too_early(
     tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -94,6 +95,7 @@ def test_a_ring_of_one_is_waited_for_in_every_launch(tiny_folder: Path, monkeypa
     assert sum(steps.waits("launch")) >= len(steps.waits("launch")) - 1
 
 
+@pytest.mark.sweep
 def test_one_buffer_for_the_tokens_of_two_steps_is_not_enough(
     tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,6 +122,7 @@ PENALISED = SamplingParams(
 """Says 50 until that has been said too often: the newest token counts."""
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_a_launch_waits_for_nothing_and_a_collected_step_at_most_once(
     tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, sampling: SamplingParams
@@ -147,6 +150,7 @@ def test_tokens_read_before_their_event_are_not_the_tokens(tiny_folder: Path, mo
         elsewhere(tiny_folder)
 
 
+@pytest.mark.sweep
 def test_inputs_that_forget_the_newest_tokens_say_something_else(
     tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,6 +180,7 @@ def test_log_probabilities_are_the_cpus(tiny_folder: Path, monkeypatch: pytest.M
     assert JOURNAL.faults == []
 
 
+@pytest.mark.sweep
 def test_slots_change_hands_while_steps_are_in_flight(tiny_folder: Path) -> None:
     """More requests than slots, of different lengths: a new sequence gets nothing chosen for the one before."""
     prompts = [[n, 3 * n % 200 + 5, 7] for n in range(1, 9)]
@@ -188,6 +193,7 @@ def test_slots_change_hands_while_steps_are_in_flight(tiny_folder: Path) -> None
     assert JOURNAL.faults == []
 
 
+@pytest.mark.sweep
 def test_a_preempted_sequence_goes_on_with_the_tokens_it_had(tiny_folder: Path) -> None:
     """What a step in flight chose for it is computed again, or was accepted; never both, and never neither."""
     prompts = [[n, 5, 9, 2 * n] for n in range(1, 7)]
@@ -212,6 +218,7 @@ WITH: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.gate(3)
 @pytest.mark.parametrize("options", WITH.values(), ids=WITH)
 def test_features_say_what_they_say_on_the_cpu(tiny_folder: Path, options: dict[str, Any]) -> None:
     repeated = SamplingParams(max_tokens=8, temperature=0.0, logit_bias={50: 3.0, 51: 3.0}, ignore_eos=True)
@@ -219,6 +226,7 @@ def test_features_say_what_they_say_on_the_cpu(tiny_folder: Path, options: dict[
     assert JOURNAL.faults == []
 
 
+@pytest.mark.sweep
 def test_weights_are_encoded_where_they_will_be(tiny_folder: Path) -> None:
     """Not by the host, which would take minutes for a model of billions."""
 

@@ -178,15 +178,11 @@ class Trees:
         return self._real[1](own, step)
 
 
-SLOW = (
-    "captured",  # which takes the interpreter most of the time; tests/core/test_pretended_graphs.py has captures
-    *("sampled, captured", "sampled, pre-empted", "sampled alongside a penalty"),
-    *(name for name in ASKED if "trees" in name and name != "trees alongside a sampled one"),
-)
+QUICK = "trees alongside a sampled one"
+"""The gate's: trees of drafts are followed, and a sequence without any runs ahead next to them."""
 
 
-@pytest.mark.gate(2)
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.sweep) if n in SLOW else n for n in ASKED])
+@pytest.mark.parametrize("name", [n if n == QUICK else pytest.param(n, marks=pytest.mark.sweep) for n in ASKED])
 def test_steps_run_ahead_of_drafts(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     sampling, options = ASKED[name]
     wanted = on_cpu(tiny_folder, sampling)
@@ -213,6 +209,7 @@ def save_loops(folder: Path, period: int) -> Path:
     return folder
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("decoder", ["ngram", pytest.param("suffix", marks=pytest.mark.sweep)])
 @pytest.mark.parametrize("period", [3, pytest.param(1, marks=pytest.mark.sweep)])
 def test_text_that_repeats_fewer_tokens_than_are_in_flight_is_drafted(
@@ -233,6 +230,7 @@ def test_text_that_repeats_fewer_tokens_than_are_in_flight_is_drafted(
     assert stats.accepted_draft_tokens > 0.5 * stats.generation_tokens, stats
 
 
+@pytest.mark.sweep
 def test_who_drafts_ahead_gives_no_probabilities(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of drafts that are drawn the host looks up where they stand."""
 

@@ -165,6 +165,7 @@ def test_log_probabilities_of_an_odd_vocabulary() -> None:
 CANNOT = r"does not promise the same numbers whatever is computed alongside \(--enable-deterministic-inference\)"
 
 
+@pytest.mark.gate(3)
 @pytest.mark.parametrize(
     ("config", "options", "why"),
     [

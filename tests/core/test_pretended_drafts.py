@@ -109,7 +109,7 @@ def check(models: Path, monkeypatch: pytest.MonkeyPatch, asked: tuple[str, Any, 
     return steps
 
 
-@pytest.mark.gate(2)
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("name", ASKED)
 def test_drafting_waits_for_nothing(models: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     steps = check(models, monkeypatch, ASKED[name])
@@ -117,7 +117,7 @@ def test_drafting_waits_for_nothing(models: Path, monkeypatch: pytest.MonkeyPatc
     assert JOURNAL.of_kind("blocking") == {}
 
 
-@pytest.mark.gate(1)
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", EARLY)
 def test_what_reads_drafts_knows_them(models: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     check(models, monkeypatch, EARLY[name])

@@ -102,6 +102,7 @@ def wanted(tiny_folder: Path) -> list[list[int]]:
     return on_cpu(tiny_folder, ENDING)
 
 
+@pytest.mark.sweep
 def test_a_replayed_step_says_the_same_in_one_launch(tiny_folder: Path, wanted: list[list[int]]) -> None:
     served = Served(tiny_folder, ENDING)
     assert served.how == "captured (next tokens of 4 numbers of sequences up to 8)"
@@ -113,6 +114,7 @@ def test_a_replayed_step_says_the_same_in_one_launch(tiny_folder: Path, wanted: 
     assert (eager.how, eager.replays, eager.tokens) == ("eager (--disable-cuda-graph)", 0, wanted)
 
 
+@pytest.mark.sweep
 def test_without_padding_only_the_sizes_themselves_are_replayed(tiny_folder: Path, wanted: list[list[int]]) -> None:
     served = Served(tiny_folder, ENDING, cuda_graph_bs=(2,), disable_cuda_graph_padding=True)
     assert served.how == "captured (next tokens of 1 numbers of sequences up to 2)"
@@ -135,7 +137,7 @@ WITH: dict[str, tuple[SamplingParams, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.gate(2)
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("name", WITH)
 def test_it_goes_with(tiny_folder: Path, name: str) -> None:
     sampling, options = WITH[name]
@@ -199,6 +201,7 @@ def test_triton_verifies_chains_of_drafts_in_one_launch(tiny_folder: Path, monke
     assert set(served.launches) == {1}
 
 
+@pytest.mark.sweep
 def test_trees_of_drafts_are_not_replayed(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trees = CHAINED | {"speculative_ngram_max_bfs_breadth": 3}
     real, were_trees = InputBuffers.prepare, list[bool]()
@@ -245,6 +248,7 @@ def test_triton_goes_with(tiny_folder: Path, name: str) -> None:
     assert served.replays > 0
 
 
+@pytest.mark.sweep
 def test_fp8_with_one_scale_says_what_it_says_without_graphs(tiny_folder: Path) -> None:
     served = Served(tiny_folder, kv_cache_dtype="fp8")
     assert served.replays > 0
@@ -333,6 +337,7 @@ def test_sizes_are_those_that_were_asked_for() -> None:
     assert [GraphSizes((2, 8), pads=False).padding(n) for n in (1, 2, 3, 8)] == [None, 0, None, 0]
 
 
+@pytest.mark.gate(2)
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -375,7 +380,7 @@ def test_garbage_is_left_alone_while_steps_are_captured(
     assert seen[-4:] == [(collects, False)] * 4
 
 
-@pytest.mark.gate(1)
+@pytest.mark.sweep
 @pytest.mark.parametrize("is_profiled", [False, True])
 def test_a_profile_of_the_captures_is_logged(
     tiny_folder: Path, caplog: pytest.LogCaptureFixture, is_profiled: bool
@@ -409,6 +414,7 @@ def test_an_attention_that_plans_anew_says_so(tiny_folder: Path) -> None:
     assert served.how == "eager (attention torch plans each step anew)"
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize(
     "options", [{}, {"disable_cuda_graph": True}, pytest.param(TRITON | ONE_SIZE, marks=pytest.mark.sweep)], ids=str
 )
@@ -443,6 +449,7 @@ def test_no_pinned_memory_is_made_while_serving(
     assert added == []
 
 
+@pytest.mark.sweep
 def test_experts_that_the_host_waits_for_are_not_even_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A capture that fails costs a device more than a sentence."""
     (tmp_path / "config.json").write_text(json.dumps(MIXTURE))

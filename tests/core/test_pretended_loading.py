@@ -63,7 +63,7 @@ def weight_bytes(folder: Path) -> int:
     return (folder / "model.safetensors").stat().st_size
 
 
-@pytest.mark.gate(4)
+@pytest.mark.gate(2)
 @pytest.mark.parametrize("quantization", ["none", "fp8", "int8", "int4"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_a_byte_of_the_file_is_copied_once(stored: Path, quantization: str, dtype: str) -> None:
@@ -82,6 +82,7 @@ def test_a_pass_on_the_host_is_seen(stored: Path, monkeypatch: pytest.MonkeyPatc
     assert worked > 0.4 * weight_bytes(stored)
 
 
+@pytest.mark.sweep
 def test_experts_are_stacked_on_the_device(tmp_path: Path) -> None:
     write(tmp_path, "qwen3_moe", {})
     worked, sent = loaded(tmp_path)

@@ -288,7 +288,7 @@ def check(models: Models, monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
     steps.assert_one_wait()
 
 
-@pytest.mark.gate(3)
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("case", chosen(2), ids=str)
 def test_every_two_settings(models: Models, monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
     check(models, monkeypatch, case)

@@ -100,7 +100,7 @@ def assert_same(found: list[Said], wanted: list[Said]) -> None:
         assert mine[3] == pytest.approx(other[3], abs=1e-4)
 
 
-@pytest.mark.gate(4)
+@pytest.mark.gate(2)
 @pytest.mark.parametrize("name", ASKED)
 def test_no_launch_waits_and_no_collected_step_twice(
     tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
@@ -121,6 +121,7 @@ def test_steps_with_grammars_overlap(tiny_folder: Path, monkeypatch: pytest.Monk
     assert in_flight.count(2) >= 9
 
 
+@pytest.mark.sweep
 def test_text_that_is_known_ahead_is_drafted(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drafted: list[int] = []
     real = PartDrafts.enter
@@ -201,6 +202,7 @@ def test_blocks_go_to_tiers_without_a_wait(tiny_folder: Path, monkeypatch: pytes
     steps.assert_one_wait()
 
 
+@pytest.mark.sweep
 def test_tiers_that_are_given_what_has_not_come_are_noticed(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     take_buffer, save = BlockStore._take_buffer, BlockStore.save
 

@@ -92,6 +92,7 @@ def test_no_public_member_is_undocumented() -> None:
     assert undocumented(classes()) == set()
 
 
+@pytest.mark.gate(2)
 @pytest.mark.parametrize(
     "member", ["ModelCard.created", "DraftView.ahead", "SchedulerView.block_size", "Facts.head_size"]
 )

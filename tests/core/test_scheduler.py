@@ -23,7 +23,7 @@ from fwk.interfaces.schedule import ScheduleContext, SchedulePolicy
 from fwk_kit.testing.fake_engine import VOCAB, FakeExecutor, make_engine, next_token, reference
 
 
-@pytest.mark.gate(44)
+@pytest.mark.gate(20)
 @pytest.mark.parametrize("cache", ["radix", "none"])
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("depth", [1, 3])
@@ -226,6 +226,6 @@ def test_no_policy_can_break_the_books(seed: int) -> None:
 
 
 EngineMachine.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=30, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestEngineMachine = EngineMachine.TestCase

@@ -44,6 +44,7 @@ POLICIES = [item.name for item in installed().family("schedulers")]
 # The engine
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("depth", [1, 2])
 def test_policies_follow_one_another_under_load_and_lose_nobody(depth: int) -> None:
     """Through every pair of policies, with arrivals, pre-emption and steps in flight."""
@@ -340,6 +341,7 @@ async def test_processors(board: Board) -> None:
         await board.switch("logits_processors", "penalties", enabled=False)
 
 
+@pytest.mark.gate(6)
 @pytest.mark.parametrize(
     ("family", "name", "enabled", "options", "words"),
     [

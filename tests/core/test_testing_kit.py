@@ -118,13 +118,15 @@ def judge(folder: Path, faults: list[tuple[str, str]]) -> dict[str, dict[str, st
     return outcomes(folder)
 
 
-FIRST = [(family, next(iter(faults))) for family, faults in WRONG.items()]
+FIRST = [(family, next(iter(faults))) for family, faults in list(WRONG.items())[::3]]
+"""What the gate tries: of every third family, since each template is a package to find and a suite to run."""
+
 OTHERS = [(family, name) for family, faults in WRONG.items() for name in faults if (family, name) not in FIRST]
 
 
 @pytest.fixture(scope="module")
 def judged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
-    """With one fault a family."""
+    """With one fault each."""
     return judge(tmp_path_factory.mktemp("kit"), FIRST)
 
 
@@ -134,7 +136,7 @@ def judged_others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[st
     return judge(tmp_path_factory.mktemp("kit"), OTHERS)
 
 
-@pytest.mark.parametrize("family", WRONG)
+@pytest.mark.parametrize("family", [family for family, _ in FIRST])
 def test_a_right_plugin_passes(judged: dict[str, dict[str, str]], family: str) -> None:
     assert {name: told for name, told in judged[f"test_my_{family}"].items() if told} == {}
 

@@ -232,6 +232,7 @@ def _mixed(library: ctypes.CDLL, size: int, turns: int) -> list[list[int]]:
     return seen
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("size", [2, 5])
 def test_threads_that_lose_their_cores_change_nothing(library: ctypes.CDLL, size: int) -> None:
     turns = 15
@@ -302,6 +303,7 @@ def test_several_threads_may_use_a_team(library: ctypes.CDLL) -> None:
     assert [list(own) for own in numbers] == [[100] * n] * 3
 
 
+@pytest.mark.sweep
 def test_cpu_threads_are_torchs_and_the_teams(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(TINY))
     code = (

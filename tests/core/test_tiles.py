@@ -163,6 +163,7 @@ def by_the_manual(x: list[list[Fraction]], w: list[list[Fraction]], sums: np.nda
     return found
 
 
+@pytest.mark.gate(4)
 @pytest.mark.parametrize("shape", SHAPES[:4], ids=str)
 def test_pairs_are_summed_as_the_manual_says(shape: tuple[int, int, int, int], library: ctypes.CDLL) -> None:
     rows, columns, words, steps = shape

@@ -37,6 +37,7 @@ def steps(count: int) -> dict[str, Any]:
     return {"type": "Sequence", "normalizers": [{"type": "Lowercase"}] * count}
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize(
     ("parts", "why"),
     [
@@ -126,6 +127,7 @@ def test_a_text_that_would_grow_is_refused() -> None:
     GrowthLimit(tokenizer(normalizer=replace(2, "aa"))).check("a" * 2 * MAX_FREE_CHARACTERS)
 
 
+@pytest.mark.sweep
 def test_what_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """At every character a little below the library's own limit: each search is quick, all of them are not."""
     monkeypatch.setattr(tokenizer_check, "CPU_SECONDS", 1)
@@ -134,6 +136,7 @@ def test_what_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
         check_tokenizer(slow, "folder")
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("regex", [*sorted(KNOWN), r"\p{L}+|\p{N}{1,3}|\s+|."])
 def test_honest_patterns_pass_the_trial(monkeypatch: pytest.MonkeyPatch, regex: str) -> None:
     monkeypatch.setattr(tokenizer_check, "KNOWN", frozenset[str]())

@@ -103,6 +103,7 @@ def tiktoken_folder(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
 @pytest.mark.usefixtures("own_cache")
 def test_sentencepiece_files_give_the_librarys_ids(tmp_path: Path, kind: str) -> None:
@@ -117,6 +118,7 @@ def test_sentencepiece_files_give_the_librarys_ids(tmp_path: Path, kind: str) ->
     assert len(text.encode("</s>", add_special_tokens=False, parse_special=False)) > 1
 
 
+@pytest.mark.sweep
 @pytest.mark.usefixtures("own_cache")
 def test_tiktoken_files_give_the_librarys_ids(tmp_path: Path) -> None:
     text = text_of(tiktoken_folder(tmp_path / "model"))
@@ -127,6 +129,7 @@ def test_tiktoken_files_give_the_librarys_ids(tmp_path: Path) -> None:
     assert text.encode("hello<|end|>") == [RANKS[b"hello"], len(RANKS)]
 
 
+@pytest.mark.sweep
 @pytest.mark.usefixtures("own_cache")
 def test_modes_choose_between_the_two_files(tmp_path: Path) -> None:
     folder = sentencepiece_folder(tmp_path / "model")
@@ -137,6 +140,7 @@ def test_modes_choose_between_the_two_files(tmp_path: Path) -> None:
     assert ids["auto"] == ids["fast"] != ids["slow"]
 
 
+@pytest.mark.sweep
 @pytest.mark.usefixtures("own_cache")
 def test_a_path_may_be_the_vocabulary_file(tmp_path: Path) -> None:
     folder, empty = sentencepiece_folder(tmp_path / "model"), tmp_path / "empty"
@@ -184,6 +188,7 @@ def test_what_cannot_be_converted_is_told(tmp_path: Path, monkeypatch: pytest.Mo
         text_of(folder)
 
 
+@pytest.mark.sweep
 def test_a_model_with_a_vocabulary_file_generates(tmp_path: Path) -> None:
     folder = save_llama(sentencepiece_folder(tmp_path / "model"), vocab_size=400)
     (folder / "tokenizer.json").unlink()

@@ -30,6 +30,7 @@ def test_a_chain_is_kept_up_to_the_first_difference() -> None:
     assert accepted([1, 2, 3], [9, 2, 3, 4]) == [9]
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("sharpness", [0.3, 3.0])
 def test_drawn_drafts_leave_the_targets_distribution(sharpness: float) -> None:
     vocab = 8
@@ -52,6 +53,7 @@ def test_drawn_drafts_leave_the_targets_distribution(sharpness: float) -> None:
     assert kept == pytest.approx(overlap, abs=0.02)  # the paper's acceptance rate: 1 - total variation
 
 
+@pytest.mark.gate(3)
 @pytest.mark.parametrize(
     ("acceptance", "expected"),
     [

@@ -177,6 +177,7 @@ def test_the_package_of_version_1_serves_unchanged(v1: None, tiny_llm: Callable[
         assert all(banned not in c.token_ids for c in llm.generate(prompts, greedy))
 
 
+@pytest.mark.sweep
 def test_its_options_reach_both_processes_of_a_server(tmp_path: Path) -> None:
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in ALL_OF_ACME.items()]
     flags += ["--acme-banned-token", "65", "--acme-greeting", "good day", "--enable-plugin=acme-v1"]

@@ -196,6 +196,7 @@ def test_models_and_steps(model: str) -> None:
             llm.engine.executor.call("features.probe.choose", "acme")
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("num_right", [6, 3, 0])
 def test_what_is_known_to_come_is_verified_in_one_step(
     model: str, num_right: int, monkeypatch: pytest.MonkeyPatch

@@ -91,6 +91,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], Path]:
     return make
 
 
+@pytest.mark.gate(3)
 @pytest.mark.parametrize("name", PLUGINS)
 def test_in_a_step(name: str, folders: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     load, method, options = PLUGINS[name]
@@ -142,6 +143,7 @@ DRAFTS: dict[str, Callable[[Drafts], Any]] = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("method", ["propose", "observe"])
 def test_of_drafts(method: str, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A decoder that fails drafts no more; no text changes."""

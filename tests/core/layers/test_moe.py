@@ -139,6 +139,7 @@ def test_a_group_of_ranks_holds_its_own_experts(tp: ParallelGroup, experts: slic
     assert given.weights.asked == set(all_tensors) - others
 
 
+@pytest.mark.gate(2)
 @pytest.mark.parametrize(("size", "ep_size"), [(2, 2), (6, 3), (4, 2), (3, 3), (6, 6)])
 def test_groups_of_ranks_add_up_to_all_experts(size: int, ep_size: int) -> None:
     """One token has all its experts on one rank, another on two; of six ranks, some have nothing for a token."""
