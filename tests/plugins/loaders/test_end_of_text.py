@@ -21,6 +21,7 @@ END = "<|im_end|>"
 SILENT = {key: value for key, value in TINY.items() if key != "eos_token_id"}
 
 
+@pytest.mark.gate(7)
 @pytest.mark.parametrize(
     ("files", "wanted"),
     [

@@ -379,6 +379,7 @@ def test_ids_stay_where_they_are_when_tokens_are_empty(kit):
     assert kit.open(builder).tokenizer().encode("h").ids == [5]
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("kind", ["Q8_0", "F16"])
 def test_a_mixture_of_experts_is_what_transformers_says_of_its_numbers(kind: str, tmp_path: Path) -> None:
     """Written by the gguf package's names; served packed and as numbers."""

@@ -61,6 +61,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
 """By transformers' name for the model: GGUF's, its settings, and float metadata."""
 
 
+@pytest.mark.gate(8)
 @pytest.mark.parametrize("kind", CASES)
 def test_tokens_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
     architecture, changes, numbers = CASES[kind]

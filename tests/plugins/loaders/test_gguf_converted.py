@@ -59,6 +59,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.gate(6)
 @pytest.mark.parametrize("kind", CASES)
 def test_tokens_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
     architecture, name, changes = CASES[kind]

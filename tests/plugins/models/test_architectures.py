@@ -20,6 +20,7 @@ transformers = lazy("transformers")
 KINDS = ["qwen3", "qwen3_moe", "gemma3", "deepseek_v2"]
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("kind", ["llama", *KINDS])
 def test_greedy_tokens_through_the_whole_engine(kind: str, tmp_path: Path) -> None:
     reference = make_checkpoint(tmp_path, kind)
@@ -31,7 +32,7 @@ def test_greedy_tokens_through_the_whole_engine(kind: str, tmp_path: Path) -> No
             assert [done.token_ids for done in llm.generate(prompts, settings)] == wanted
 
 
-@pytest.mark.gate(4)
+@pytest.mark.gate(2)
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("kind", KINDS)
 def test_ranks_together_are_the_model(kind: str, size: int, tmp_path: Path) -> None:
@@ -43,6 +44,7 @@ def test_ranks_together_are_the_model(kind: str, size: int, tmp_path: Path) -> N
         close(logits, wanted)
 
 
+@pytest.mark.gate(4)
 @pytest.mark.parametrize(
     ("kind", "changes", "message"),
     [

@@ -141,6 +141,7 @@ def test_alone_and_together_are_the_same(llm: fwk.LLM) -> None:
     np.testing.assert_allclose(llm.embed(prompts()[::-1])[::-1], together, atol=1e-6)
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("options", [{"max_prefill_tokens": 64}, {"executor": "threaded"}, {"max_running_requests": 1}])
 def test_every_prompt_is_computed_whole(
     reference: tuple[Path, transformers.BertModel], options: dict[str, Any]
@@ -156,6 +157,7 @@ def test_every_prompt_is_computed_whole(
             assert stats.steps >= 2
 
 
+@pytest.mark.gate(4)
 @pytest.mark.parametrize(
     ("mode", "kind"),
     [
@@ -198,6 +200,7 @@ def test_text_is_lower_cased_framed_and_neither_padded_nor_cut(llm: fwk.LLM) -> 
     np.testing.assert_allclose(llm.embed([text, "a mat"])[1], llm.embed("a mat")[0], atol=2e-6, rtol=1e-5)
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("act", ["gelu", "gelu_pytorch_tanh", "silu"])
 def test_variants(tmp_path: Path, act: str) -> None:
     model = write_model(tmp_path, hidden_act=act, type_vocab_size=1, layer_norm_eps=1e-3, num_attention_heads=3)
@@ -402,6 +405,7 @@ TEXTS = [
 ]
 
 
+@pytest.mark.sweep
 @pytest.mark.model
 def test_minilm() -> None:
     """Cosine 0.9999 with the mean of transformers' hidden states, in float32, of text tokenised by transformers."""

@@ -246,6 +246,7 @@ def nulls_of(given: Any) -> Iterator[str]:
         yield from [name] if value is None else nulls_of(value)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("foreign", [False, pytest.param(True, marks=pytest.mark.sweep)])
 def test_a_config_is_what_its_class_makes_of_it(specs: dict[str, ConfiguredSpec], foreign: bool) -> None:
     from transformers import CONFIG_MAPPING, logging

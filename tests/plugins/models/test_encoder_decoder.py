@@ -171,7 +171,7 @@ def test_two_ranks_together_are_the_model(kind: str, tmp_path: Path) -> None:
         close(logits[48:], wanted)
 
 
-@pytest.mark.gate(3)
+@pytest.mark.gate(1)
 @pytest.mark.parametrize(
     "options",
     [
@@ -200,6 +200,7 @@ def test_greedy_tokens_through_the_whole_engine(
     assert [x.prompt_token_ids for x in done] == prompts
 
 
+@pytest.mark.gate(1)
 def test_several_samples_of_one_prompt(pair: tuple[transformers.PreTrainedModel, Path]) -> None:
     """A sample is the same alone, and logarithms of probabilities are transformers'."""
     reference, folder = pair
@@ -218,6 +219,7 @@ def test_several_samples_of_one_prompt(pair: tuple[transformers.PreTrainedModel,
         close(found, wanted[torch.arange(12), torch.tensor(done.token_ids)])
 
 
+@pytest.mark.sweep
 def test_tensor_parallel_ranks_generate_the_same(tmp_path: Path) -> None:
     reference, prompts = write(tmp_path, "t5"), [token_ids(30, 1), token_ids(9, 2)]
     with fwk.LLM(str(tmp_path), executor="processes", tensor_parallel_size=2, **SMALL) as llm:
@@ -255,7 +257,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.gate(10)
+@pytest.mark.gate(5)
 @pytest.mark.parametrize("kind", ["t5", "bart"])
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_cannot_be_had_is_refused(what: str, kind: str, tmp_path: Path) -> None:
@@ -297,6 +299,7 @@ def test_wrong_settings_are_named(kind: str, changes: dict[str, Any], message: s
         fwk.LLM(str(tmp_path), **SMALL)
 
 
+@pytest.mark.sweep
 def test_a_completion_over_http(tmp_path: Path) -> None:
     reference, prompt = write(tmp_path, "flan-t5"), token_ids(21)
     body = {"model": "tiny", "prompt": prompt, "max_tokens": 8, "temperature": 0, "ignore_eos": True, "logprobs": 0}

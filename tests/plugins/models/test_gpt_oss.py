@@ -39,6 +39,7 @@ def test_logits_from_packed_experts(tmp_path: Path) -> None:
 PACKED = {"quantization_layers": ("*.experts.*=fp4",)}
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize(("quantization", "chosen"), [(PACKED, {"none", "fp4"}), ({}, {"none"})])
 def test_it_is_served_with_block_tables_by_group(
     quantization: dict[str, Any], chosen: set[str], tmp_path: Path

@@ -75,7 +75,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.gate(4)
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_greedy_tokens_and_their_scores(
     pair: tuple[transformers.PreTrainedModel, Path], options: dict[str, Any]
@@ -86,6 +86,7 @@ def test_greedy_tokens_and_their_scores(
     check(done, reference, folder, list(CHATS))
 
 
+@pytest.mark.gate(1)
 def test_after_a_pre_emption_media_are_inserted_again(pair: tuple[transformers.PreTrainedModel, Path]) -> None:
     reference, folder = pair
     names, processor = ["image first", "two images", "two turns"], reference_processor(folder)
@@ -117,6 +118,7 @@ class Encoded:
         return count
 
 
+@pytest.mark.gate(1)
 def test_the_prefix_cache_knows_images_by_content(
     pair: tuple[transformers.PreTrainedModel, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,6 +148,7 @@ def before(llm: fwk.LLM, done: Any) -> int:
     return done.prompt_token_ids.index(IMAGE_ID) // 8 * 8
 
 
+@pytest.mark.gate(1)
 def test_a_chat_of_turns_encodes_each_image_once(
     pair: tuple[transformers.PreTrainedModel, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,6 +174,7 @@ def test_a_chat_of_turns_encodes_each_image_once(
     assert two.token_ids == greedy(reference, processor, shown + rest, [noise(1), noise(7, 16, 16)], COUNT)[0]
 
 
+@pytest.mark.gate(1)
 def test_samples_of_one_prompt_and_scores_of_its_tokens(pair: tuple[transformers.PreTrainedModel, Path]) -> None:
     reference, folder = pair
     name = "two images"
@@ -195,7 +199,7 @@ def test_two_ranks_are_the_model(pair: tuple[transformers.PreTrainedModel, Path]
         check(ask(llm, list(CHATS.values())), reference, folder, list(CHATS))
 
 
-@pytest.mark.gate(1)
+@pytest.mark.sweep
 def test_other_weights_encode_anew(pair: tuple[transformers.PreTrainedModel, Path], tmp_path: Path) -> None:
     reference, folder = pair
     shutil.copytree(folder, tmp_path / "other")
@@ -215,6 +219,7 @@ def test_other_weights_encode_anew(pair: tuple[transformers.PreTrainedModel, Pat
     assert new.token_ids == wanted != old.token_ids
 
 
+@pytest.mark.gate(1)
 def test_text_alone_loads_no_encoder(pair: tuple[transformers.PreTrainedModel, Path]) -> None:
     reference, folder = pair
     chat = CHATS["text alone"]
@@ -252,6 +257,7 @@ def test_wrong_options(pair: tuple[transformers.PreTrainedModel, Path], options:
         fwk.LLM(str(pair[1]), **options, **SMALL)
 
 
+@pytest.mark.gate(1)
 def test_the_same_bits_whatever_is_encoded_alongside(
     pair: tuple[transformers.PreTrainedModel, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -278,6 +284,7 @@ def test_the_same_bits_whatever_is_encoded_alongside(
     assert sizes == {1}
 
 
+@pytest.mark.gate(1)
 def test_memory_for_what_is_encoded_is_counted(
     pair: tuple[transformers.PreTrainedModel, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -297,6 +304,7 @@ def test_workers_on_other_machines_are_refused(pair: tuple[transformers.PreTrain
         fwk.LLM(str(pair[1]), executor="processes", tensor_parallel_size=2, **nodes, **SMALL)
 
 
+@pytest.mark.gate(1)
 def test_the_encoder_has_the_weight_formats_that_are_asked_for(
     pair: tuple[transformers.PreTrainedModel, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,6 +31,7 @@ CHATS = {
 }
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_greedy_tokens_and_their_scores(kind: str, tmp_path: Path) -> None:
     """Twice, once in chunks and with drafts: the second time from the prefix cache."""

@@ -75,6 +75,7 @@ def ask(llm: fwk.LLM, chats: Sequence[Any]) -> list[Any]:
     return llm.generate(prompts, SamplingParams(max_tokens=10, temperature=0, ignore_eos=True, logprobs=0), media=media)
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("names", ["saved", "of the hub", "new"])
 @pytest.mark.parametrize(
     "changes",
@@ -104,6 +105,7 @@ def test_greedy_tokens_and_their_scores(names: str, changes: dict[str, Any], tmp
         close(torch.tensor([entry.logprob for entry in found.logprobs]), torch.tensor(scores))
 
 
+@pytest.mark.gate(3)
 @pytest.mark.parametrize("size", [(40, 24), (24, 40), (16, 16), (3, 200), (101, 99), (640, 480), (1, 1)])
 def test_numbers_are_those_of_transformers(size: tuple[int, int], tmp_path: Path) -> None:
     write(tmp_path)

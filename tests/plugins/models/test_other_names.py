@@ -109,6 +109,7 @@ OTHERS: dict[str, tuple[str, dict[str, Any], Callable[[Tensors], Tensors], dict[
 }  # fmt: skip
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("name", OTHERS)
 def test_the_same_numbers_under_other_names(name: str, tmp_path: Path) -> None:
     kind, changes, change, config = OTHERS[name]

@@ -95,6 +95,7 @@ def same(actual: np.ndarray, wanted: torch.Tensor) -> None:
     )
 
 
+@pytest.mark.gate(2)
 @pytest.mark.parametrize(
     ("kind", "changes"),
     [
@@ -138,6 +139,7 @@ def test_a_decoder_with_its_head_embeds_when_asked(tmp_path: Path) -> None:
         assert F.cosine_similarity(found, torch.stack([x[-1] for x in wanted])).min() > 0.99
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gpt2"])
 def test_a_decoder_classifies(tmp_path: Path, kind: str) -> None:
     own = {"n_inner": None, "num_key_value_heads": 4, "intermediate_size": 256} if kind == "gpt2" else {}
@@ -149,6 +151,7 @@ def test_a_decoder_classifies(tmp_path: Path, kind: str) -> None:
         same(llm.classify(PROMPTS), wanted)
 
 
+@pytest.mark.sweep
 def test_tensor_parallel_ranks_classify_alike(tmp_path: Path) -> None:
     config = transformers.AutoConfig.for_model("llama", **SMALL, num_labels=1)
     model = write(tmp_path, transformers.AutoModelForSequenceClassification.from_config(config))
@@ -178,6 +181,7 @@ def test_the_logits_of_tokens_score(tmp_path: Path) -> None:
         fwk.LLM(str(tmp_path), **settings)
 
 
+@pytest.mark.gate(3)
 @pytest.mark.parametrize("kind", ["bert", "roberta", "xlm-roberta"])
 @pytest.mark.parametrize("num_labels", [1, 3])
 def test_cross_encoders(tmp_path: Path, kind: str, num_labels: int) -> None:

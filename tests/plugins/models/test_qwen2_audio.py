@@ -60,6 +60,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     }
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize(
     "options",
     [{}, {"chunked_prefill_size": 7, "speculative_algorithm": "ngram"}, {"mm_encoder_cache_bytes": 0}],
@@ -87,6 +88,7 @@ def test_spectrograms_are_those_of_transformers(bins: int) -> None:
         np.testing.assert_allclose(log_mel(samples, bins), wanted, atol=1e-4)
 
 
+@pytest.mark.gate(2)
 @pytest.mark.parametrize("rate", [8000, 22_050, 44_100, 48_000, 11_025])
 def test_other_rates_keep_the_tones_that_both_can_hold(rate: int) -> None:
     time = np.arange(rate) / rate
@@ -125,6 +127,7 @@ FILES = {
 }
 
 
+@pytest.mark.gate(3)
 @pytest.mark.parametrize(("kind", "codec"), FILES.values(), ids=FILES)
 def test_files_that_hold_sounds(kind: str, codec: str) -> None:
     rate = 48_000 if codec == "libopus" else 16_000

@@ -73,7 +73,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.gate(4)
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_greedy_tokens_and_their_scores(pair: Pair, options: dict[str, Any]) -> None:
     """Twice: the second time prompts come from the prefix cache, and go on in the right planes."""
@@ -84,6 +84,7 @@ def test_greedy_tokens_and_their_scores(pair: Pair, options: dict[str, Any]) -> 
     assert max(done.cached_tokens for done in again) > 0
 
 
+@pytest.mark.gate(1)
 def test_after_a_pre_emption_planes_go_on(pair: Pair) -> None:
     names = ["image first", "long and wide", "one after another"]
     small = {"max_total_tokens": 192, "page_size": 4, "schedule_conservativeness": 0, "prefix_cache": "none"}
@@ -95,6 +96,7 @@ def test_after_a_pre_emption_planes_go_on(pair: Pair) -> None:
         assert found.token_ids == greedy(pair[0], prompt, CHATS[name][1], 45)[0], name
 
 
+@pytest.mark.gate(1)
 def test_scores_of_a_prompt_and_samples_of_it(pair: Pair) -> None:
     with fwk.LLM(str(pair[1]), **SMALL) as llm:
         [done] = ask(llm, [CHATS["long and wide"]], prompt_logprobs=0)
@@ -112,6 +114,7 @@ def test_scores_of_a_prompt_and_samples_of_it(pair: Pair) -> None:
     assert len(chat.token_ids) == 2
 
 
+@pytest.mark.gate(1)
 def test_text_alone_loads_no_encoder(pair: Pair) -> None:
     with fwk.LLM(str(pair[1]), enable_multimodal=False, **SMALL) as llm:
         check(ask(llm, [CHATS["text alone"]]), pair, ["text alone"])

@@ -70,6 +70,7 @@ def serve(folder: Path, **options: Any) -> fwk.LLM:
     return fwk.LLM(str(folder), model_impl="transformers", **settings)
 
 
+@pytest.mark.gate(3)
 @pytest.mark.parametrize(
     "kind",
     [
@@ -88,6 +89,7 @@ def test_greedy_tokens_through_the_whole_engine(kind: str, tmp_path: Path) -> No
             assert [done.token_ids for done in llm.generate(prompts, settings)] == wanted
 
 
+@pytest.mark.gate(6)
 @pytest.mark.parametrize(
     ("kind", "settings", "message"),
     [
@@ -176,6 +178,7 @@ def test_code_in_a_checkpoint_is_never_run(tmp_path: Path) -> None:
     assert not marker.exists()
 
 
+@pytest.mark.sweep
 def test_two_models_in_one_process_keep_their_attention_apart(tmp_path: Path) -> None:
     settings = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
     references = {kind: make(tmp_path / kind, kind) for kind in ("granite", "gemma2")}
@@ -186,6 +189,7 @@ def test_two_models_in_one_process_keep_their_attention_apart(tmp_path: Path) ->
         served[kind].close()
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_quantised_layers_are_those_of_the_native_model(quantization: str, tmp_path: Path) -> None:
     make(tmp_path, "gemma3")
@@ -205,6 +209,7 @@ def test_quantised_layers_are_those_of_the_native_model(quantization: str, tmp_p
             assert one.logprob == pytest.approx(other.logprob, abs=1e-3)
 
 
+@pytest.mark.gate(2)
 @pytest.mark.parametrize("kind", ["gemma2", "cohere2", "deepseek_v2", "mixtral"])
 def test_logits_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
     """Soft caps, windows, scales and values smaller than keys included."""

@@ -27,6 +27,7 @@ def refusal(folder: Path) -> str:
     return said
 
 
+@pytest.mark.gate(9)
 @pytest.mark.parametrize(
     ("kind", "changes", "sentence"),
     [

@@ -208,6 +208,7 @@ def served(path: Path, **options: Any) -> tuple[list[list[int]], list[list[float
         return [x.token_ids for x in done], scores, llm.engine.info.chosen["quant"]
 
 
+@pytest.mark.gate(2)
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_checkpoints_of_transformers(folder: Path, name: str) -> None:
     where, model = quantised(folder, name)
@@ -223,6 +224,7 @@ def test_checkpoints_of_transformers(folder: Path, name: str) -> None:
             assert logits.argmax(-1).tolist() == ours
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("kind", ["nf4", "fp4", "int8"])
 def test_plain_checkpoints_become_what_transformers_makes_of_them(folder: Path, kind: str) -> None:
     where, _ = quantised(folder, kind)
@@ -230,6 +232,7 @@ def test_plain_checkpoints_become_what_transformers_makes_of_them(folder: Path, 
     assert online[0] == served(where)[0]
 
 
+@pytest.mark.sweep
 def test_damaged_checkpoints_are_refused(folder: Path, tmp_path: Path) -> None:
     where, _ = quantised(folder, "nested")
     stored = load_file(where / "model.safetensors")

@@ -39,6 +39,7 @@ def check_close(mine: Tensor, exact: Tensor, largest: Tensor) -> None:
     assert bool(((mine.double() - exact).abs() <= rounding + largest * 2.0**-20).all())
 
 
+@pytest.mark.gate(20)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_equals_a_product_in_float64(size: tuple[int, int], dtype: torch.dtype, kernel: FloatKernel) -> None:

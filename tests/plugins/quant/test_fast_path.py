@@ -23,6 +23,7 @@ BITS = {"int4-gptq": 3, "int4-awq": 3, "int8-gptq": 2, "gguf": 2, "gguf as int8"
 """The kernel's format of each kind: 3 has 4 bits, 2 has 8."""
 
 
+@pytest.mark.gate(2)
 @pytest.mark.parametrize("kind", list(BITS))
 def test_layers_are_packed(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     formats: list[int] = []

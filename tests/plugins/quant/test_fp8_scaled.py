@@ -68,6 +68,7 @@ CASES = {
 }
 
 
+@pytest.mark.gate(4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", CASES)
 def test_products(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
@@ -91,6 +92,7 @@ def test_products(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
     assert not mine[4].any()
 
 
+@pytest.mark.gate(3)
 @pytest.mark.parametrize("backend", ["torch", pytest.param("triton", marks=interpreted)])
 @pytest.mark.parametrize("name", CASES)
 def test_inputs_that_came_rounded(name: str, backend: str, tmp_path: Path) -> None:

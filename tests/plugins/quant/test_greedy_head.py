@@ -47,6 +47,7 @@ def check(kernel: FloatKernel, weight: Tensor, x: Tensor) -> float:
     return float(torch.stack(left_out).mean())
 
 
+@pytest.mark.gate(10)
 @DTYPES
 @pytest.mark.parametrize("size", [(1, 1), (31, 5), (40, 33), (333, 70), (1000, 576)], ids=str)
 def test_the_largest_are_there(size: tuple[int, int], dtype: torch.dtype, kernel: FloatKernel) -> None:
@@ -65,6 +66,7 @@ def test_all_that_are_equal_are_there(dtype: torch.dtype, kernel: FloatKernel) -
     assert check(kernel, weight, weight[100:101] * torch.tensor([[1.0], [0.01], [300.0]], dtype=dtype)) > 0.5
 
 
+@pytest.mark.gate(2)
 @DTYPES
 def test_where_rounding_takes_away_the_most(dtype: torch.dtype, kernel: FloatKernel) -> None:
     """x points to where an output's rounding error does: its bound is reached, and the screen alone would be wrong."""

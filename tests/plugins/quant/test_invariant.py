@@ -49,6 +49,7 @@ def rows_differ(dtype: torch.dtype = torch.float32) -> bool:
     return not all(found)
 
 
+@pytest.mark.gate(1)
 @interpreted
 @pytest.mark.usefixtures("same_rows")
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
@@ -56,6 +57,7 @@ def test_a_row_depends_on_no_other(dtype: torch.dtype) -> None:
     assert not rows_differ(dtype)
 
 
+@pytest.mark.sweep
 @interpreted
 @pytest.mark.usefixtures("same_rows")
 def test_a_sum_cut_by_the_number_of_rows_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,7 +75,7 @@ PRODUCTS = [(name, dtype) for name in EVERY for dtype in DTYPES if dtype == torc
 """In 16 bits, weights quantised while loading are rounded before: the next test."""
 
 
-@pytest.mark.gate(30)
+@pytest.mark.gate(10)
 @pytest.mark.parametrize("num_tokens", [1, 40])
 @pytest.mark.parametrize(("name", "dtype"), PRODUCTS)
 def test_products_of_fused_layers(name: str, dtype: torch.dtype, num_tokens: int, twins: Any) -> None:
@@ -98,6 +98,7 @@ def test_products_of_fused_layers(name: str, dtype: torch.dtype, num_tokens: int
         torch.testing.assert_close(mine.float(), wanted, rtol=tolerance, atol=tolerance * float(wanted.abs().max()))
 
 
+@pytest.mark.gate(3)
 @pytest.mark.parametrize("num_tokens", [1, 40])
 @pytest.mark.parametrize("method", ONLINE)
 def test_bfloat16_weights_quantised_while_loading(method: str, num_tokens: int, twins: Any) -> None:
@@ -117,7 +118,7 @@ def rounding(name: str, activations: str) -> dict[str, dict[str, object]]:
     return {} if method == "fp8" else {f"quant.{method}": {f"{method}_activations": activations}}
 
 
-@pytest.mark.gate(12)
+@pytest.mark.gate(4)
 @pytest.mark.skipif(native.refusal() is not None, reason="no C++ compiler")
 @pytest.mark.parametrize("num_tokens", [1, 40])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -137,6 +138,7 @@ def test_products_with_rounded_activations(name: str, dtype: torch.dtype, num_to
     assert 0 < float((mine.float() - wanted.float()).norm() / wanted.float().norm()) < 0.012
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("name", ["online-int8", "online-int4", "gguf-Q8_0"])
 def test_rounding_that_cannot_be_had_is_refused(name: str, twins: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     made = twins(name)
@@ -153,7 +155,7 @@ def test_rounding_that_cannot_be_had_is_refused(name: str, twins: Any, monkeypat
     QKVLinear(context(made, dtype=torch.bfloat16), ATTENTION)(random(1, made_hidden(made), dtype=torch.bfloat16))
 
 
-@pytest.mark.gate(7)
+@pytest.mark.gate(2)
 @pytest.mark.parametrize("name", EVERY)
 def test_bias_is_added_once(name: str, twins: Any) -> None:
     made = twins(name)
@@ -178,7 +180,7 @@ def test_parts_of_several_formats_get_their_own_piece_of_the_bias(twins: Any) ->
     torch.testing.assert_close(with_bias, layer(x) + bias)
 
 
-@pytest.mark.gate(7)
+@pytest.mark.gate(3)
 @pytest.mark.parametrize("name", EVERY)
 def test_two_ranks_make_up_the_whole(name: str, twins: Any) -> None:
     made = twins(name)
@@ -198,6 +200,7 @@ def test_two_ranks_make_up_the_whole(name: str, twins: Any) -> None:
         torch.testing.assert_close(total, F.linear(z, weights[f"{name}.weight"]), rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.gate(1)
 @pytest.mark.skipif(native.refusal() is not None, reason="no C++ compiler")
 @pytest.mark.parametrize("name", ["online-int8", "online-int4", "gguf-Q4_1"])
 def test_two_ranks_round_activations_as_one_does(name: str, twins: Any) -> None:
@@ -222,6 +225,7 @@ def test_two_ranks_round_activations_as_one_does(name: str, twins: Any) -> None:
     torch.testing.assert_close(total, alone(y), rtol=1e-5, atol=5e-4 if int16_activations else 1e-4)
 
 
+@pytest.mark.gate(2)
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_K"])
 def test_embedding_and_tied_head_share_packed_rows(kind: str, size: int, tmp_path: Path) -> None:
@@ -239,6 +243,7 @@ def test_embedding_and_tied_head_share_packed_rows(kind: str, size: int, tmp_pat
     torch.testing.assert_close(logits, F.linear(hidden, matrix), rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.gate(1)
 @pytest.mark.skipif(native.refusal() is not None, reason="no C++ compiler")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("size", [1, 3])
@@ -258,6 +263,7 @@ def test_plain_embedding_and_tied_head_are_one_copy(size: int, dtype: torch.dtyp
     torch.testing.assert_close(logits.float(), F.linear(hidden.float(), matrix.float()), rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.gate(2)
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("method", ONLINE)
 def test_head_quantised_while_loading_is_sharded_over_the_vocabulary(method: str, size: int, twins: Any) -> None:
@@ -286,7 +292,7 @@ BYTES_PER_VALUE |= {"IQ4_NL": 34 / 32, "IQ4_XS": 1 + 1 / 32 + 2 / 256, "MXFP4": 
 BYTES_PER_VALUE |= {"fp4": 6 / 8 + 4 / 16, "fp4-compressed-mx": 5 / 8 + 2 / 32}
 
 
-@pytest.mark.gate(7)
+@pytest.mark.gate(3)
 @pytest.mark.parametrize("name", EVERY)
 def test_weights_stay_packed(name: str, twins: Any) -> None:
     """Scales and zeros come on top: at most 16 bits each per 32 values, 0.125 bytes a value."""
@@ -305,7 +311,7 @@ def test_weights_stay_packed(name: str, twins: Any) -> None:
     assert least <= held(layer.weights) / (inner * hidden) <= least + room
 
 
-@pytest.mark.gate(7)
+@pytest.mark.gate(2)
 @pytest.mark.parametrize("name", EVERY)
 def test_few_rows_are_unpacked_at_a_time(name: str, twins: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     made = twins(name)
@@ -337,6 +343,7 @@ REFUSED_ON_FOUR = {
 }
 
 
+@pytest.mark.gate(2)
 @pytest.mark.parametrize("name", REFUSED_ON_FOUR)
 def test_ranks_that_would_split_groups_are_refused(name: str, twins: Any) -> None:
     prefix, inner, message, size = REFUSED_ON_FOUR[name]
@@ -350,7 +357,7 @@ def method_of(name: str) -> str:
     return name.removeprefix("online-").split("-")[0]
 
 
-@pytest.mark.gate(6)
+@pytest.mark.gate(2)
 @interpreted
 @pytest.mark.parametrize("num_tokens", [2, 70])
 @pytest.mark.parametrize("name", [name for name in EVERY if method_of(name) in ("int4", "int8", "fp8")])

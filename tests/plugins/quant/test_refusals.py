@@ -147,6 +147,7 @@ DAMAGES: dict[str, tuple[str, Callable[[Any, Any], Any], str]] = {
 }
 
 
+@pytest.mark.gate(10)
 @pytest.mark.parametrize("name", DAMAGES)
 def test_damaged_checkpoints(name: str, tmp_path: Path) -> None:
     kind, change, message = DAMAGES[name]

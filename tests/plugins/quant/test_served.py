@@ -50,7 +50,7 @@ def check(twins: Twins, chosen: str, **options: Any) -> list[str]:
     return reasons
 
 
-@pytest.mark.gate(6)
+@pytest.mark.gate(2)
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_checkpoints_with_scales(name: str, tmp_path: Path) -> None:
     assert check(checkpoint_twins(name, tmp_path), f"{CHECKPOINTS[name].method}, none") == []
@@ -67,7 +67,7 @@ def test_modelopt_says_it_in_a_file_of_its_own(tmp_path: Path) -> None:
     assert check(twins, "fp4, none") == []
 
 
-@pytest.mark.gate(4)
+@pytest.mark.gate(2)
 @pytest.mark.parametrize("is_tied", [False, True])
 @pytest.mark.parametrize("method", ONLINE)
 def test_quantised_while_loading(method: str, is_tied: bool, tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_quantised_while_loading(method: str, is_tied: bool, tmp_path: Path) -> 
 OTHERS = ["int4-gptq", "int8-compressed", "fp8", "fp4-modelopt", *(f"online-{name}" for name in ONLINE)]
 
 
-@pytest.mark.gate(3)
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("name", OTHERS)
 @pytest.mark.parametrize("kind", ["qwen3_moe", "gemma3", "deepseek_v2"])
 def test_other_architectures(kind: str, name: str, tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_auto_takes_blocks_or_numbers(tmp_path: Path, monkeypatch: pytest.Monkey
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1}
 
 
-@pytest.mark.gate(5)
+@pytest.mark.gate(2)
 @pytest.mark.parametrize("is_tied", [False, True])
 @pytest.mark.parametrize(
     "kind", ["Q8_0", "Q4_0", "Q4_1", "Q5_1", "Q4_K", "Q6_K", "Q2_K", "Q3_K", "IQ4_NL", "IQ4_XS", "MXFP4"]

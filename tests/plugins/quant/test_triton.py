@@ -119,7 +119,7 @@ def test_parts_cover_every_input_once() -> None:
     assert parts_of(28672, 4096, 64)[0] == 1
 
 
-@pytest.mark.gate(1)
+@pytest.mark.sweep
 @interpreted
 @pytest.mark.parametrize("name", ["int4", "int8", "fp8"])
 def test_a_model_is_served_as_by_torch(name: str, tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_triton_is_not_installed(name: str, tmp_path: Path, monkeypatch: pytest.
         fwk.LLM(str(tmp_path), quantization=name, device="cpu", **{f"{name}_gemm_backend": "triton"})
 
 
-@pytest.mark.gate(2)
+@pytest.mark.gate(1)
 @interpreted
 @pytest.mark.parametrize("num_tokens", [3, FEW_TOKENS + 1])
 @pytest.mark.parametrize("name", ["fp8-block", "fp8-compressed-channel"])
