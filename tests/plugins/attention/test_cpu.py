@@ -104,6 +104,7 @@ CASES = {
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.02}
 
 
+@pytest.mark.gate(24)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("isa", isa_params(native.EMULATED_AMX))
@@ -225,6 +226,7 @@ BITWISE = [
 ]
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize(("isa", "dtype"), BITWISE, ids=str)
 def test_sharing_changes_no_bit(isa: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a sequence gets from blocks that others read with it is what it gets alone."""

@@ -54,7 +54,7 @@ def package(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     return request.param
 
 
-@pytest.mark.gate(32)
+@pytest.mark.gate(12)
 @pytest.mark.parametrize("step", STEPS.values(), ids=STEPS.keys())
 @pytest.mark.parametrize("window", [None, 10])
 def test_equals_the_reference(package: str, step: tuple[list[int], list[int]], window: int | None) -> None:

@@ -53,14 +53,14 @@ def over_the_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
         sys.modules.pop(f"fwk_attention.flashinfer.{name}", None)
 
 
-@pytest.mark.gate(8)
+@pytest.mark.gate(4)
 @pytest.mark.parametrize("step", STEPS.values(), ids=STEPS.keys())
 @pytest.mark.parametrize("window", [None, 1, 10])
 def test_equals_the_reference(step: tuple[list[int], list[int]], window: int | None) -> None:
     contract.check(FLASHINFER, Shape(sliding_window=window, soft_cap=5.0 if window == 10 else None), *step)
 
 
-@pytest.mark.gate(5)
+@pytest.mark.gate(2)
 @pytest.mark.parametrize("window", [None, 2, 6])
 @pytest.mark.parametrize("tree", TREES.values(), ids=TREES.keys())
 def test_trees(tree: tuple[list[int], list[list[int] | None]], window: int | None) -> None:
@@ -69,13 +69,14 @@ def test_trees(tree: tuple[list[int], list[list[int] | None]], window: int | Non
     contract.check(FLASHINFER, Shape(sliding_window=window), pasts, num_new, parents=parents)
 
 
-@pytest.mark.gate(4)
+@pytest.mark.gate(2)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("block_size", [1, 16, 32])
 def test_heads_and_blocks(block_size: int, dtype: str) -> None:
     contract.check(FLASHINFER, Shape(9, 3, 64, block_size, dtype=dtype), [20, 31, 0, 17], [1, 1, 18, 20])
 
 
+@pytest.mark.sweep
 def test_the_rest_of_the_contract() -> None:
     suite = AttentionSuite()
     suite.test_a_block_used_before_is_as_good_as_new(FLASHINFER)
@@ -88,6 +89,7 @@ def test_the_rest_of_the_contract() -> None:
         suite.test_reads_blocks_filled_in_the_same_step(FLASHINFER, own)
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("shape", [Shape(has_sinks=True), Shape(has_sinks=True, sliding_window=10, soft_cap=4.0)])
 def test_sinks(shape: Shape) -> None:
     """Of which the kernels know nothing."""
@@ -96,11 +98,13 @@ def test_sinks(shape: Shape) -> None:
     contract.check(FLASHINFER, shape, [20, 7], [1, 4], parents=[[-1], [-1, 0, 0, 2]])
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("name", ["everything", "decode batch", "prompts"])
 def test_latents(name: str) -> None:
     contract.check(FLASHINFER, Shape(3, 1, 576, value_head_size=512), *STEPS[name])
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("name", ["everything", "decode batch"])
 def test_fp8_with_one_scale(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers are kept as e4m3 has them, and beyond its range as its largest."""
@@ -137,6 +141,7 @@ def random_codes(seed: int) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, len(contract.E4M3), (3, 2, 16))
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize(
     "shape",
     [
@@ -153,6 +158,7 @@ def test_captured_decode_steps(shape: Shape) -> None:
     assert len(fixed) == 1, "one for the size that was captured"
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize(
     "shape",
     [Shape(), Shape(sliding_window=10), Shape(3, 1, 576, value_head_size=512)],

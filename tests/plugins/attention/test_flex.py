@@ -23,6 +23,7 @@ def test_auto_leaves_it_and_says_why() -> None:
     assert on_gpu.startswith("has not been run on a GPU yet")
 
 
+@pytest.mark.sweep
 def test_an_engine_has_the_tokens_of_torch(tiny_llm: Callable[..., fwk.LLM]) -> None:
     options = {"chunked_prefill_size": 16, "dtype": "float32"}
     found = [

@@ -67,6 +67,7 @@ def test_tiles_of_next_tokens_are_those_of_any_step(window: int | None, longest:
     assert (tiles.tolist(), joins.tolist()) == (expected[0].tolist(), expected[1].tolist())
 
 
+@pytest.mark.sweep
 def test_split_tile_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts of the size that the option says, in steps that are launched and captured, and the same tokens."""
     make_checkpoint(tmp_path, "llama")
@@ -90,7 +91,7 @@ def test_split_tile_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         fwk.LLM(str(tmp_path), attention_backend="triton", triton_attention_split_tile_size=20)
 
 
-@pytest.mark.gate(1)
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "name",
     [
@@ -214,7 +215,7 @@ def test_bits_do_not_depend_on_chunks_or_neighbours() -> None:
     assert torch.equal(bits([40, 16, 14]), whole)
 
 
-@pytest.mark.gate(1)
+@pytest.mark.sweep
 @pytest.mark.usefixtures("short_parts")
 @pytest.mark.parametrize("is_broken", [False, True])
 def test_one_kernel_computes_chunks_of_all_lengths(monkeypatch: pytest.MonkeyPatch, is_broken: bool) -> None:
@@ -235,7 +236,7 @@ def test_one_kernel_computes_chunks_of_all_lengths(monkeypatch: pytest.MonkeyPat
     assert len(compiled_for) == (2 if is_broken else 1)
 
 
-@pytest.mark.gate(1)
+@pytest.mark.sweep
 @pytest.mark.usefixtures("short_parts")
 @pytest.mark.parametrize("broken", ["long chunks whole", "parts by neighbours"])
 def test_what_would_change_bits_is_noticed(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
@@ -328,6 +329,7 @@ def test_device_sizes_are_powers_of_two(sizes: tuple[int, int, int]) -> None:
     assert power_of_two(found.tokens) == found.tokens
 
 
+@pytest.mark.sweep
 def test_serves_a_model(tiny_llm: Callable[..., fwk.LLM]) -> None:
     greedy = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
     prompts = [[7, 8, 9] * 3, [5] * 20]

@@ -140,7 +140,7 @@ def sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setattr(backend, "INTERPRETED", found[request.param])
 
 
-@pytest.mark.gate(2)
+@pytest.mark.gate(1)
 @pytest.mark.usefixtures("sizes")
 @pytest.mark.parametrize(
     ("sequences", "ranges"), [(PAIR, 3), (MANY, 2), (MIXED, 8)], ids=["two, rests of 0 and 1", "many", "groups"]
@@ -152,7 +152,7 @@ def test_decode(sequences: Any, ranges: int) -> None:
     assert len({(first, int(key)) for first, key in shared[:, :2].tolist()}) >= ranges
 
 
-@pytest.mark.gate(2)
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "more",
     [
@@ -172,7 +172,7 @@ def test_shapes_of_layers(monkeypatch: pytest.MonkeyPatch, more: dict[str, Any])
     assert num_shared(check(MIXED, **more)) > 0
 
 
-@pytest.mark.gate(2)
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("block_size", [1, 8, 24, 48])
 def test_blocks_of_other_sizes(block_size: int) -> None:
     """Ranges that begin within a block, and blocks of several ranges."""
@@ -180,6 +180,7 @@ def test_blocks_of_other_sizes(block_size: int) -> None:
     assert num_shared(check([(0, 0, 100), (0, shared, 96), (0, shared, 130)], block_size=block_size)) == 3
 
 
+@pytest.mark.sweep
 def test_a_window_is_not_shared() -> None:
     """It begins elsewhere in each sequence: tiles are those of a run without the option."""
     assert num_shared(check(MIXED, sliding_window=70)) == 0
@@ -195,7 +196,7 @@ def test_drafts_trees_and_prompts_alongside() -> None:
     assert not any(x.shared is not None for x in whole if x.rows != whole[0].rows)
 
 
-@pytest.mark.gate(2)
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("past", [61, 63, 64, 90])
 def test_lengths_that_come_late(past: int) -> None:
     """Rows of a chain of drafts share a table, which reaches past where the device finds that their sequence ends."""
@@ -214,6 +215,7 @@ def test_lengths_that_come_late(past: int) -> None:
     torch.testing.assert_close(out.double(), reference(q, k, v, past, shape), atol=TOLERANCE["float32"], rtol=0.0)
 
 
+@pytest.mark.sweep
 def test_what_is_read() -> None:
     """Of 8 sequences with a common past of 320 and 20 of their own, 320 + 8 * 21 keys and not 8 * 341."""
     sequences = [(0, 20 if i else 0, 340) for i in range(8)]
@@ -267,6 +269,7 @@ def test_each_key_of_each_token_is_in_one_tile(seed: int) -> None:
         assert most is None or len(shared) <= most
 
 
+@pytest.mark.sweep
 def test_blocks_of_one_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(np, "cumprod", lambda x: np.zeros_like(x))
     check(MIXED)

@@ -168,7 +168,7 @@ class TieredMachine(EngineMachine):
 
 
 TieredMachine.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=30, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestTieredMachine = TieredMachine.TestCase
 

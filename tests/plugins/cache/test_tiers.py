@@ -271,6 +271,7 @@ def _write_many(folder: str, seed: int) -> None:
     one.close()
 
 
+@pytest.mark.sweep
 def test_two_servers_share_a_folder(folder: Path) -> None:
     """Both write, read and remove; neither ever reads half an entry, or another's."""
     context = multiprocessing.get_context("spawn")
@@ -332,6 +333,7 @@ def test_no_more_waits_than_a_bounded_number_of_bytes(tiers: list[FileTier], fol
     assert [one.put(key(i), data(i)) for i in range(8)] == [True] * 4 + [False] * 4
 
 
+@pytest.mark.sweep
 def test_closing_gives_up_in_time(folder: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setattr(writer, "CLOSE_SECONDS", 0.2)
     monkeypatch.setattr(entry, "write", lambda *_: time.sleep(0.5))

@@ -176,6 +176,7 @@ def test_a_node_with_another_secret_is_sent_away(run: Run, caplog: pytest.LogCap
     assert "127.0.0.1, which connected to --dist-init-addr, is sent away: it has another secret" in caplog.text
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("theirs", "sentence"),
     [
@@ -224,6 +225,7 @@ def test_nodes_that_came_are_told_of_one_that_did_not(run: Run) -> None:
     assert f"fwk: error: the engine on node 0 could not be started: {caught.value}\n" in node.log
 
 
+@pytest.mark.sweep
 def test_a_node_gives_up_when_node_0_does_not_come(run: Run) -> None:
     node = run.node(dist_timeout=1.0)
     assert node.ended() == EngineDead.exit_code
@@ -279,6 +281,7 @@ def test_a_node_whose_engine_is_gone_without_a_word_ends(run: Run) -> None:
     assert "could not be joined within 3 seconds" in node.log
 
 
+@pytest.mark.sweep
 def test_strangers_do_not_keep_a_node_away(run: Run) -> None:
     """Those that are silent, and one that speaks HTTP, before the node comes."""
     found: list[BaseException] = []

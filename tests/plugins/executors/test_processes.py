@@ -81,7 +81,7 @@ def test_a_step_is_launched_while_one_runs_however_long_its_message(make: Make, 
     assert executor.collect(second).step == 2
 
 
-@pytest.mark.gate(1)
+@pytest.mark.sweep
 @pytest.mark.parametrize("is_idle", [True, False])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_killed_rank_is_named_within_a_second(make: Make, tmp_path: Path, rank: int, is_idle: bool) -> None:
@@ -100,6 +100,7 @@ def test_a_killed_rank_is_named_within_a_second(make: Make, tmp_path: Path, rank
         executor.launch(batch(2))
 
 
+@pytest.mark.sweep
 def test_a_rank_that_hangs_is_named_when_its_time_is_up(make: Make) -> None:
     executor = make(timeout=1.0, faults={"1": {"1": "stop"}})
     executor.load()
@@ -168,7 +169,7 @@ def test_collectives(make: Make) -> None:
     assert executor.call("torch_group") == [expected, expected]
 
 
-@pytest.mark.gate(1)
+@pytest.mark.sweep
 @pytest.mark.parametrize("rank", [1, 0])
 def test_a_refusal_to_load_arrives_as_it_was(make: Make, rank: int) -> None:
     executor = make(faults={str(rank): {"0": "refuse"}, str(1 - rank): {"0": "wait:/nonexistent/never"}})
@@ -204,7 +205,7 @@ time.sleep(60)
 """
 
 
-@pytest.mark.gate(1)
+@pytest.mark.sweep
 @pytest.mark.parametrize("is_loaded", [True, False])
 def test_ranks_end_by_themselves_when_the_engine_is_killed(tmp_path: Path, is_loaded: bool) -> None:
     faults = {"0": {"hangs_in_close": ""} if is_loaded else {"0": "wait:/nonexistent/never"}}

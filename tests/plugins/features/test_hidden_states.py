@@ -90,22 +90,22 @@ def test_a_model_that_generates_nothing_has_none_to_return(tmp_path: Path) -> No
         fwk.LLM(str(tmp_path), enable_return_hidden_states=True, **OPTIONS)
 
 
-def test_a_device_is_not_waited_for(folder: Path) -> None:
+@pytest.mark.parametrize("drafts", [{"speculative_algorithm": "ngram"}, pytest.param({}, marks=pytest.mark.sweep)])
+def test_a_device_is_not_waited_for(folder: Path, drafts: dict[str, Any]) -> None:
     """The same as on the host, from a device that notes every wait; with and without drafts."""
     prompts = [[1, 7, 3, 9] * 9, [5, 5, 6]]
     backends = dict.fromkeys(("attention_backend", "operator_backend", "sampling_backend"), "torch")
-    for drafts in ({}, {"speculative_algorithm": "ngram"}):
-        options: dict[str, Any] = (
-            OPTIONS | backends | drafts | {"enable_return_hidden_states": True, "chunked_prefill_size": 16}
-        )
-        with fwk.LLM(str(folder), device="cpu", **options) as llm:
-            wanted = llm.generate(prompts, ASKS)
-        with pretended() as plugins, fwk.LLM(str(folder), plugins=plugins, device="pretended", **options) as llm:
-            JOURNAL.clear()
-            found = llm.generate(prompts, ASKS)
-            assert JOURNAL.faults == []
-        for one, other in zip(found, wanted, strict=True):
-            assert one.token_ids == other.token_ids
-            assert len(one.hidden_states) == len(one.prompt_token_ids) + 5
-            mine, theirs = (np.frombuffer(b"".join(done.hidden_states), "<f4") for done in (one, other))
-            np.testing.assert_allclose(mine, theirs, atol=1e-4)
+    options: dict[str, Any] = (
+        OPTIONS | backends | drafts | {"enable_return_hidden_states": True, "chunked_prefill_size": 16}
+    )
+    with fwk.LLM(str(folder), device="cpu", **options) as llm:
+        wanted = llm.generate(prompts, ASKS)
+    with pretended() as plugins, fwk.LLM(str(folder), plugins=plugins, device="pretended", **options) as llm:
+        JOURNAL.clear()
+        found = llm.generate(prompts, ASKS)
+        assert JOURNAL.faults == []
+    for one, other in zip(found, wanted, strict=True):
+        assert one.token_ids == other.token_ids
+        assert len(one.hidden_states) == len(one.prompt_token_ids) + 5
+        mine, theirs = (np.frombuffer(b"".join(done.hidden_states), "<f4") for done in (one, other))
+        np.testing.assert_allclose(mine, theirs, atol=1e-4)

@@ -65,7 +65,7 @@ def files(folder: Path) -> list[Path]:
     return sorted(folder.iterdir())
 
 
-@pytest.mark.gate(5)
+@pytest.mark.gate(2)
 @pytest.mark.parametrize("name", list(FORMATS))
 def test_second_start_reads_no_matrix(model: Path, tmp_path: Path, read: list[str], name: str) -> None:
     folder, options = tmp_path / "cache", FORMATS[name]
@@ -181,6 +181,7 @@ def test_another_version_of_the_kernels_is_packed_again(
     assert file.read_bytes() != before
 
 
+@pytest.mark.sweep
 def test_options_of_formats_are_told_apart(tmp_path: Path) -> None:
     model, folder = save_llama(tmp_path / "model"), tmp_path / "cache"
     for options in FORMATS.values():

@@ -77,6 +77,7 @@ SAMPLINGS = {
 }
 
 
+@pytest.mark.gate(2)
 @pytest.mark.parametrize("name", SAMPLINGS)
 def test_tokens_are_those_of_one_engine(both: Both, tiny_folder: Path, name: str) -> None:
     """So are log-probabilities, and the numbers of cached tokens; a second time, with what both have kept."""
@@ -91,6 +92,7 @@ def test_tokens_are_those_of_one_engine(both: Both, tiny_folder: Path, name: str
     assert (stats.kv_transfers == 0) == (name == "of the prompt"), "all of such a prompt is computed here"
 
 
+@pytest.mark.sweep
 def test_several_at_once_and_several_choices(both: Both, alone: fwk.LLM) -> None:
     prompts = [prompt(10 + i, 20 + 3 * i) for i in range(6)]
     sampling = SamplingParams(max_tokens=8, temperature=1.0, seed=3, ignore_eos=True)
@@ -133,6 +135,7 @@ def deaf() -> tuple[socket.socket, bytes]:
     return listener, msgspec.msgpack.encode(listener.getsockname()[:2])
 
 
+@pytest.mark.sweep
 def test_others_decode_while_one_is_fetched(both: Both, alone: fwk.LLM) -> None:
     _, pair = both
     long = SamplingParams(max_tokens=30, temperature=0.0, ignore_eos=True)
@@ -206,6 +209,7 @@ def test_a_client_that_leaves_before_its_turn(both: Both) -> None:
     pair.check()
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("how", ["gone", "silent", "unknown"])
 def test_a_prompt_that_does_not_come_is_computed(both: Both, alone: fwk.LLM, how: str) -> None:
     _, pair = both
@@ -293,6 +297,7 @@ def test_a_fetch_waits_for_room_and_never_for_ever(tiny_folder: Path, tmp_path: 
         assert counts(pair.decode).kv_transfers == 1
 
 
+@pytest.mark.sweep
 def test_without_room_at_all_prompts_are_computed(tiny_folder: Path, tmp_path: Path, alone: fwk.LLM) -> None:
     """Many at once, in a KV cache for about two: pre-empted ones come back, and none waits for another's blocks."""
     options = OPTIONS | {"max_total_tokens": 128}
@@ -355,6 +360,7 @@ def test_ranks_fetch_from_ranks(tiny_folder: Path, tmp_path: Path, alone: fwk.LL
         assert counts(pair.decode).kv_transfers == 2
 
 
+@pytest.mark.sweep
 def test_the_weights_stay(both: Both) -> None:
     llm, _ = both
     with pytest.raises(InvalidRequest, match="K/V go from one server to another"):

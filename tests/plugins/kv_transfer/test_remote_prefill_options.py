@@ -67,6 +67,7 @@ def check(folder: Path, given: dict[str, Any], count: int = 1) -> None:
     check_server([build_config(plugins, {"model": "x"} | given)] * count, plugins)
 
 
+@pytest.mark.gate(8)
 @pytest.mark.parametrize("name", WRONG)
 def test_what_is_wrong_is_told(tmp_path: Path, name: str) -> None:
     given, why = WRONG[name]

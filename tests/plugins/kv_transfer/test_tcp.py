@@ -172,6 +172,7 @@ def test_strangers_change_nothing(sender: TcpTransfer, receiver: TcpTransfer, sa
     assert ended(sender).is_whole
 
 
+@pytest.mark.sweep
 def test_silent_connections_keep_nobody_out(sender: TcpTransfer, receiver: TcpTransfer) -> None:
     host, port = msgspec.msgpack.decode(sender.address())
     sender.offer("k", [1], late())

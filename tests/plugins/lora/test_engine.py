@@ -45,10 +45,12 @@ def expected(serve: Serve) -> dict[str, list[list[int]]]:
     return {n: ids(serve(f"{n}-merged" if n else "base", **plain).generate(PROMPTS, GREEDY)) for n in NAMES}
 
 
+@pytest.mark.sweep
 def test_adapters_say_different_things(expected: dict[str, list[list[int]]]) -> None:
     assert len({repr(outputs) for outputs in expected.values()}) == len(NAMES)
 
 
+@pytest.mark.gate(2)
 @pytest.mark.parametrize(
     "options",
     [
@@ -238,6 +240,7 @@ def test_a_request_that_comes_after_the_unload_fails_alone(fresh: Serve, folders
     assert llm.engine.stats().num_waiting == 0
 
 
+@pytest.mark.sweep
 async def test_the_engine_that_is_awaited_has_it_too(folders: Path, expected: dict[str, list[list[int]]]) -> None:
     async with fwk.AsyncLLM(str(folders / "base"), max_total_tokens=4096, enable_lora=True) as llm:
         info = await llm.load_adapter("mine", str(folders / "wide"))

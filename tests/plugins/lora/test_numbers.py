@@ -129,6 +129,7 @@ def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("size", [2, 4])
 def test_ranks_hold_their_share_of_an_adapter(folders: Path, size: int) -> None:
     """Column parallel: B is cut (whole heads, KV heads repeated); row parallel: A is, and the parts add up."""

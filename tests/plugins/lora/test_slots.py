@@ -73,6 +73,7 @@ def run(engine: Engine, outputs: dict[str, list[int]]) -> None:
         outputs.setdefault(event.request_id, []).extend(event.token_ids)
 
 
+@pytest.mark.gate(12)
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("seed", range(12))
 def test_any_traffic_is_served_with_any_number_of_slots(seed: int, depth: int) -> None:  # noqa: C901 - one script

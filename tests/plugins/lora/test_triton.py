@@ -37,7 +37,7 @@ def matrices(seed: int, rank: int, parts: tuple[int, ...] = (0, 1, 2)) -> list[L
     return made
 
 
-@pytest.mark.gate(3)
+@pytest.mark.gate(1)
 @interpreted
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("max_rank", [5, 40])
@@ -96,6 +96,7 @@ def test_two_launches_a_layer_however_many_adapters(monkeypatch: pytest.MonkeyPa
     assert len(launched) == 2
 
 
+@pytest.mark.sweep
 @interpreted
 def test_a_model_is_served_as_by_torch(tmp_path: Path) -> None:
     """Prompts in chunks, adapters and none in one batch, an adapter that is unloaded and another in its slot."""

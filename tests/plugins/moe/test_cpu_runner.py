@@ -108,6 +108,7 @@ CASES = [
 ]
 
 
+@pytest.mark.gate(4)
 @pytest.mark.parametrize(("name", "options", "dtype"), CASES)
 def test_equals_the_layers_one_after_another(
     name: str, options: dict[str, Any], dtype: torch.dtype, twins: Any, caplog: pytest.LogCaptureFixture

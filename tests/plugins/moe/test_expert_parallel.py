@@ -38,7 +38,7 @@ def made(name: str, folder: Path) -> Any:
     return write(folder, *ARCHITECTURES[name]) if name in ARCHITECTURES else make_checkpoint(folder, name)
 
 
-@pytest.mark.gate(6)
+@pytest.mark.gate(2)
 @pytest.mark.parametrize("name", ["qwen3_moe", "deepseek_v2", "MXFP4", *MODELS])
 def test_two_ranks_with_half_of_the_experts_each_are_the_model(name: str, tmp_path: Path) -> None:
     """Of transformers in float32; of experts that are stored one by one, each is read by one rank."""
@@ -95,7 +95,7 @@ def mixture(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: files.get(name, folder / "plain") for name in FORMATS}
 
 
-@pytest.mark.gate(4)
+@pytest.mark.gate(1)
 @pytest.mark.parametrize(
     ("runner", "dtype", "name"), [(runner, dtype, name) for runner, dtype, names in CASES for name in names]
 )

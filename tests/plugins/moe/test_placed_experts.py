@@ -84,7 +84,7 @@ def tokens(count: int, dtype: str = "float32") -> Tensor:
     return torch.randn(count, 128, generator=torch.Generator().manual_seed(5)).to(getattr(torch, dtype))
 
 
-@pytest.mark.gate(2)
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("by_row", [False, True])
 @pytest.mark.parametrize("case", CASES, ids="-".join)
 def test_ranks_add_up_to_the_layer_wherever_experts_are(

@@ -43,7 +43,7 @@ def test_never_chosen_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     check_never_chosen_by_itself(PLUGINS, "moe", monkeypatch)
 
 
-@pytest.mark.gate(3)
+@pytest.mark.gate(1)
 @interpreted
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("num_tokens", [1, 5, 70])
@@ -60,6 +60,7 @@ def test_half_precision(dtype: torch.dtype, num_tokens: int) -> None:
     torch.testing.assert_close(out.double(), wanted, rtol=2 * precision, atol=2 * precision * float(wanted.abs().max()))
 
 
+@pytest.mark.gate(2)
 @interpreted
 @pytest.mark.parametrize("activation", ["gelu", "gelu_pytorch_tanh", "relu", "relu2"])
 def test_activations(activation: str) -> None:
@@ -102,7 +103,7 @@ PACKED = [
 PACKED += [("int4", 4, True, 1), ("e4m3", 1, False, 1), ("e4m3", 2, False, 16)]
 
 
-@pytest.mark.gate(3)
+@pytest.mark.gate(1)
 @interpreted
 @pytest.mark.parametrize("step", [8, 32])  # of int4, the former divides half a row, the latter does not
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -128,7 +129,7 @@ def rounded(x: Tensor, group: int) -> Tensor:
     return ((groups / scales).to(torch.float8_e4m3fn).float() * scales).flatten(-2).double()
 
 
-@pytest.mark.gate(1)
+@pytest.mark.sweep
 @interpreted
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("groups", "row_block"), [(1, 1), (2, 16)])
@@ -160,6 +161,7 @@ def test_experts_whose_inputs_are_rounded(
     assert float((plain - wanted).abs().mean()) > 4e-3 * largest, "rounding made no difference"
 
 
+@pytest.mark.sweep
 @interpreted
 def test_inputs_are_rounded_as_torch_does() -> None:
     """Numbers of every size, below e4m3's normal ones too, halves between two, zeros, and what is no number."""
@@ -232,6 +234,7 @@ def test_a_tokens_bits_do_not_depend_on_others_in_its_tile() -> None:
         assert torch.equal(found.apply(x[one], ids[one], weights[one]), together[one])
 
 
+@pytest.mark.sweep
 @interpreted
 def test_tiles_of_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several steps over the inputs, several tiles of an expert, columns that no tile fills."""
@@ -283,6 +286,7 @@ def chosen(outputs: list[Any]) -> list[float]:
     return [output.logprobs[0].logprob for output in outputs]
 
 
+@pytest.mark.gate(1)
 @interpreted
 @pytest.mark.parametrize("is_deterministic", [False, True])
 def test_one_tile_size_in_deterministic_runs(monkeypatch: pytest.MonkeyPatch, is_deterministic: bool) -> None:

@@ -148,6 +148,7 @@ def test_other_servers_flags_mean_the_same() -> None:
     assert config.plugin_options["observers.log"] == {"log_stats_interval": 0, "log_requests": "true"}
 
 
+@pytest.mark.sweep
 def test_a_server_writes_json_lines(tmp_path: Any) -> None:
     (tmp_path / "config.json").write_text(json.dumps(TINY))
     words = f"serve {tmp_path} --load-format dummy --port 0 --max-total-tokens 2048 --api-key k3y --log-format json"

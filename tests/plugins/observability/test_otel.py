@@ -214,6 +214,7 @@ def test_a_collector_that_comes_back_is_told_of(caplog: pytest.LogCaptureFixture
     assert [r.levelname for r in caplog.records] == ["WARNING", "INFO", "WARNING"]
 
 
+@pytest.mark.sweep
 def test_a_collector_that_hangs_holds_nothing_up(caplog: pytest.LogCaptureFixture) -> None:
     """The queue is bounded, a finished request waits for nobody, and the server's end waits a moment only."""
     go_on = threading.Event()
@@ -288,6 +289,7 @@ def test_addresses(url: str, expected: str | None) -> None:
 # The whole way, from a client's headers to the collector.
 
 
+@pytest.mark.sweep
 def test_a_served_request_is_traced(spawn: servers.Start, collector: Collector) -> None:
     server = spawn("--otlp-traces-endpoint", collector.url)
     body = {"prompt": "Hi", "max_tokens": 3, "temperature": 0, "ignore_eos": True}

@@ -82,6 +82,7 @@ TEMPLATES = {
 }
 
 
+@pytest.mark.gate(13)
 @pytest.mark.parametrize("model", TEMPLATES)
 def test_auto_goes_by_the_chat_template(model: str) -> None:
     template, tool, reasoning = TEMPLATES[model]
@@ -201,7 +202,7 @@ def test_a_parser_reads_what_it_writes(name: str) -> None:
     assert not re.search("FUNCTION|ARGUMENT|VALUE", prompt), "no placeholder that a model could repeat"
     plain = make(ParserContext(tools=TOOLS)).write_call("add", {"a": 1, "b": "x\ny"})
     assert "u003c" not in plain
-    for seed in range(120):
+    for seed in range(40):
         rng = random.Random(seed)
         tool = rng.choice(["f", "f", "get-it", "a.b-2"])
         context = ParserContext([{"name": tool, "parameters": SCHEMA} if seed % 2 else {"name": tool}])

@@ -91,6 +91,7 @@ def check(row: torch.Tensor, wanted: Wanted, count: int = 40) -> None:
     assert (draws <= cdf[picks] + 1e-5).all()
 
 
+@pytest.mark.gate(10)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("wanted", WANTED, ids=str)
 def test_picks_where_the_distribution_passes_the_draw(wanted: Wanted, dtype: torch.dtype) -> None:

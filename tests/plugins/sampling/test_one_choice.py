@@ -87,6 +87,7 @@ def rows_of(count: int) -> SamplingRows:
     return SamplingRows(np.zeros(count, bool), places.astype(np.uint64), places, False, places)
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_one_choice_is_the_first_of_equals(dtype: torch.dtype) -> None:
     for vocab_size in (9, 6000):

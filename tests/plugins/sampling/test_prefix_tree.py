@@ -127,6 +127,7 @@ def test_samples_and_beams_are_paths(checkpoint: tuple[Path, transformers.PreTra
             llm.generate([PROMPTS[0]], SamplingParams(max_tokens=8, allowed_token_ids=[40]))
 
 
+@pytest.mark.gate(5)
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

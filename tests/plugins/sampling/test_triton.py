@@ -76,7 +76,7 @@ def pick_by_torch(logits: Tensor, params: list[SamplingParams], positions: np.nd
     return sample_batch(truncate_batch(logits, asked, limits), rows)
 
 
-@pytest.mark.gate(2)
+@pytest.mark.gate(1)
 @interpreted
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(("vocab_size", "spread"), [(9, 2.0), (4096, 1.0), (9001, 3.0)])
@@ -89,6 +89,7 @@ def test_picks_are_the_torch_samplers(vocab_size: int, spread: float, dtype: tor
     assert torch.equal(pick(logits, EVERY, positions), pick_by_torch(logits, EVERY, positions))
 
 
+@pytest.mark.gate(3)
 @interpreted
 @pytest.mark.parametrize("params", EVERY, ids=[str(some) for some in ASKED])
 def test_plateaus_and_far_apart_logits(params: SamplingParams) -> None:
@@ -104,6 +105,7 @@ def test_plateaus_and_far_apart_logits(params: SamplingParams) -> None:
         assert torch.equal(found, pick_by_torch(logits, [params], np.arange(3)))
 
 
+@pytest.mark.sweep
 @interpreted
 @pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.sweep)])
 def test_a_pick_is_the_same_in_any_batch(every: int) -> None:

@@ -212,6 +212,7 @@ def test_who_was_idle_has_saved_nothing_up() -> None:
     assert tokens["busy"] / tokens["late"] == pytest.approx(1, rel=0.15)
 
 
+@pytest.mark.sweep
 def test_fair_share_forgets_tenants_in_the_end() -> None:
     engine = make_engine(policy="fair", num_blocks=8)
     policy: Any = engine.scheduler.policy
@@ -470,6 +471,7 @@ class Compared:
         return self.value < other.value
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("num_waiting", [100, 20_000])
 def test_ranks_of_a_long_queue_are_hardly_looked_at(num_waiting: int) -> None:
     class Counting(SchedulePolicy):

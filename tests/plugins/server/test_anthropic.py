@@ -293,6 +293,7 @@ async def test_a_message_batch_that_is_ended(sdk, frontend):
     }
 
 
+@pytest.mark.gate(2)
 @pytest.mark.parametrize(
     ("requests", "said"),
     [

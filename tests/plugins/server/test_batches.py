@@ -130,6 +130,7 @@ async def test_completions_too(sdk) -> None:
     assert (await lines_of(sdk, batch.output_file_id))["a"]["response"]["body"]["object"] == "text_completion"
 
 
+@pytest.mark.sweep
 async def test_what_the_server_cannot_take_now_is_tried_again(sdk, frontend, monkeypatch) -> None:
     monkeypatch.setattr(batches, "PATIENCE", (0.01,) * 4)
     check, failures = frontend.check, [EngineDead("the engine is started again")] * 3
@@ -172,6 +173,7 @@ async def test_cancelling_keeps_what_there_is(sdk, frontend) -> None:
     assert (await sdk.batches.cancel(batch.id)).status == "cancelled", "once more changes nothing"
 
 
+@pytest.mark.gate(3)
 @pytest.mark.parametrize(
     ("lines", "said", "at"),
     [
@@ -232,6 +234,7 @@ async def test_a_bad_line_fails_alone(sdk) -> None:
     assert set(await lines_of(sdk, batch.output_file_id)) == {"a", "c"}
 
 
+@pytest.mark.sweep
 async def test_results_without_room_end_a_batch(sdk, dialect) -> None:
     file = await upload(sdk, *(line(f"q{i}") for i in range(9)))
     dialect._files.take(20_000 - file.bytes - 2_000)
@@ -321,6 +324,7 @@ async def test_what_a_dead_server_kept_goes_on(frontend, tmp_path: Path) -> None
     await third.lifecycles.end()
 
 
+@pytest.mark.sweep
 async def test_an_expired_batch_does_not_go_on(frontend, tmp_path: Path, monkeypatch) -> None:
     generate = frontend.generate
     frontend.generate = lambda item: _never()

@@ -70,6 +70,7 @@ async def test_choices_are_numbered_by_prompt(api, frontend, fake):
     assert [joined(chunks, index)["text"] for index in range(4)] == ["a0", "a1", "b0", "b1"]
 
 
+@pytest.mark.gate(3)
 @pytest.mark.parametrize(
     "extras", [{}, {"echo": True}, {"logprobs": 2}, {"echo": True, "logprobs": 1}, {"echo": True, "max_tokens": 0}]
 )

@@ -98,6 +98,7 @@ async def open_request(base_url, path, body):
     return reader, writer
 
 
+@pytest.mark.gate(4)
 @pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("when", ["before a token", "between tokens"])

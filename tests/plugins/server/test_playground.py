@@ -148,6 +148,7 @@ for (const [name, text] of Object.entries(texts)) {
 """
 
 
+@pytest.mark.sweep
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
 def test_markdown_is_read_in_linear_time() -> None:
     """What a model writes is rendered at each of its words: quadratic time for 200 kB would be minutes."""

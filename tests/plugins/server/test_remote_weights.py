@@ -83,6 +83,7 @@ async def test_the_index_and_a_tensor(client: httpx.AsyncClient) -> None:
     assert (head.status_code, head.content) == (200, b"")
 
 
+@pytest.mark.gate(3)
 @pytest.mark.parametrize(
     ("params", "status", "words"),
     [
@@ -106,6 +107,7 @@ async def test_both_parameters_are_needed(client: httpx.AsyncClient) -> None:
         assert (reply.status_code, "Field required" in reply.json()["error"]) == (400, True)
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("loader", ["dummy", "gguf", "remote_instance"])
 async def test_loaders_without_files_of_tensors(client: httpx.AsyncClient, frontend: SeedFrontend, loader: str) -> None:
     asked = {"identity": await identity(client), "name": "big"}
@@ -140,6 +142,7 @@ async def _stopped(
     return read(reply.content)
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("after", [1, 3, 6])
 async def test_a_stream_ends_where_the_file_changes(
     client: httpx.AsyncClient, folder: Path, monkeypatch: pytest.MonkeyPatch, after: int
@@ -187,6 +190,7 @@ async def test_many_at_once_leave_the_event_loop_free(
     assert all(name.startswith("fwk-weights") for name in threads)
 
 
+@pytest.mark.sweep
 async def test_who_does_not_read_is_not_read_for(
     client: httpx.AsyncClient, frontend: SeedFrontend, url: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -429,6 +429,7 @@ async def test_errors_of_other_routes_keep_their_shape(client):
     assert "error_type" not in (await client.get("/nothing")).json()
 
 
+@pytest.mark.sweep
 async def test_a_client_that_goes_away_aborts(base_url, frontend, fake):
     frontend.script = lambda item: [*fake.interleaved(fake.deltas_of(item, "ab"))[:1], 30.0]
     for path in ("/generate", "/generate_stream"):

@@ -172,6 +172,7 @@ async def test_a_call_is_made_and_its_result_read(http, frontend, sums, says):
     assert usage["output_tokens"] == len(ADD) + len("It is 42.")
 
 
+@pytest.mark.sweep
 async def test_the_events_tell_the_same_response(http, says):
     says(ADD, "It is 42.")
     events = await events_of(http)
@@ -203,6 +204,7 @@ async def test_several_calls_and_rounds(http, frontend, sums, says):
     assert sorted(map(str, sums.calls)) == ["(40, 2)", "(40, 2)", "look"]
 
 
+@pytest.mark.sweep
 async def test_the_next_turn_reads_the_calls_and_lists_no_tools_again(http, frontend, says):
     says(ADD, "It is 42.", "Yes.")
     first = await answered(http)
@@ -216,6 +218,7 @@ async def test_the_next_turn_reads_the_calls_and_lists_no_tools_again(http, fron
     responses.ResponseItemList.model_validate(reply, strict=True)
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("approve", [True, False])
 async def test_a_call_that_needs_approval_waits_for_it(http, frontend, sums, says, approve):
     says(ADD, "It is 42." if approve else "As you like.")
@@ -239,6 +242,7 @@ async def test_a_call_that_needs_approval_waits_for_it(http, frontend, sums, say
         assert sums.calls == []
 
 
+@pytest.mark.sweep
 async def test_the_clients_own_functions_end_the_response(http, sums, says):
     mine = {"type": "function", "name": "mine", "parameters": {"type": "object", "properties": {}}}
     says(f'{ADD}\n{{"name": "mine", "arguments": {{}}}}', "Done.")
@@ -262,6 +266,7 @@ async def test_what_goes_wrong_with_a_call_is_told_to_the_model(http, frontend, 
     assert "response.mcp_call.failed" in [event["type"] for event in await events_of(http)]
 
 
+@pytest.mark.sweep
 async def test_a_call_that_takes_too_long(http, dialect, sums, says):
     dialect._servers.by_label["sums"].timeout = 0.5
     says('{"name": "hang", "arguments": {}}', "Sorry.")
@@ -289,6 +294,7 @@ async def test_a_model_that_calls_on_and_on_is_stopped(http, frontend, sums, say
     assert frontend.text.seen.tools is None, "there is nothing left to call"
 
 
+@pytest.mark.sweep
 async def test_calls_beyond_the_last_one_are_refused(http, sums, says):
     says(f"{ADD}\n{ADD}", "Done.")
     whole = await answered(http, max_tool_calls=1)
@@ -297,6 +303,7 @@ async def test_calls_beyond_the_last_one_are_refused(http, sums, says):
     assert len(sums.calls) == 1
 
 
+@pytest.mark.sweep
 async def test_the_limit_of_tokens_is_that_of_all_rounds(http, frontend, says):
     says(ADD, "It is 42.")
     whole = await answered(http, max_output_tokens=len(ADD) + 4)
@@ -338,6 +345,7 @@ async def test_which_tools_a_request_may_call(http, frontend, says):
     assert kinds(whole["output"])[1] == "mcp_approval_request"
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize(
     "choice",
     [
@@ -386,6 +394,7 @@ async def test_requests_that_cannot_be_met(http, frontend, says):
     assert "not among the tools" in await refused(http, tool_choice={"type": "mcp", "server_label": "sums"})
 
 
+@pytest.mark.sweep
 async def test_a_server_that_went_away(http, frontend, sums, dialect, says):
     says(ADD, "Sorry.")
     dialect._servers.by_label["sums"].url = "http://127.0.0.1:9/mcp"

@@ -199,7 +199,7 @@ HEADS = {
 }
 
 
-@pytest.mark.gate(2)
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("options", [{}, SMALL, {"attention_backend": "torch", "disable_cuda_graph": True}])
 @pytest.mark.parametrize("name", HEADS)
 def test_chains_are_the_papers(
@@ -218,6 +218,7 @@ def test_chains_are_the_papers(
         assert tokens == chain(step, text, features(states(text[:-1])), STEPS)
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("name", HEADS)
 def test_trees_are_the_papers(name: str, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save, make_step, features = HEADS[name]
@@ -238,7 +239,7 @@ def test_trees_are_the_papers(name: str, target: Path, tmp_path: Path, monkeypat
         assert paths == tree(step, text, features(states(text[:-1])))
 
 
-@pytest.mark.gate(2)
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("width", [1, 2])
 @pytest.mark.parametrize("save", [save_eagle, save_eagle3, save_medusa])
 def test_output_is_the_plain_one(save: Callable[[Path], Path], width: int, target: Path, tmp_path: Path) -> None:
@@ -267,7 +268,7 @@ def test_output_is_the_plain_one(save: Callable[[Path], Path], width: int, targe
         assert (stats.num_running, stats.num_held_blocks) == (0, 0)
 
 
-@pytest.mark.gate(2)
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("width", [1, 2])
 @pytest.mark.parametrize("is_converted", [False, True])
 def test_medusas_heads_read_the_newest_state(
@@ -333,7 +334,7 @@ def test_multi_token_prediction_is_the_papers(kind: str, tmp_path: Path, monkeyp
         assert tokens == chain(step, text, body(text[:-1])[-1], STEPS)
 
 
-@pytest.mark.gate(1)
+@pytest.mark.sweep
 @pytest.mark.parametrize("kind", ["qwen3_next", "qwen3_5"])
 def test_the_predictor_of_a_hybrid_is_a_layer_with_attention(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -410,6 +411,7 @@ def changed(folder: Path, **keys: Any) -> Path:
     return folder
 
 
+@pytest.mark.gate(6)
 @pytest.mark.parametrize(
     ("make", "options", "sentence"),
     [

@@ -76,6 +76,7 @@ def test_it_may_be_forbidden() -> None:
     assert not is_off(payoff)
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("is_adaptive", [True, False])
 def test_a_head_computes_nothing_of_what_it_does_not_draft_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_adaptive: bool

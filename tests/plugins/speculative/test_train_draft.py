@@ -52,6 +52,7 @@ def test_a_trained_head_drafts_what_it_has_seen(
     assert stats.accepted_draft_tokens > 0.5 * stats.draft_tokens  # 5 of the 6 texts were learnt by heart
 
 
+@pytest.mark.sweep
 def test_a_run_cut_short_goes_on(target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "head"
     assert train(target, folder, "--epochs", "1") == 0
