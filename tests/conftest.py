@@ -26,7 +26,7 @@ from hypothesis import HealthCheck, settings
 import fwk.plugins
 from fwk.engine import llm
 from tests.helpers.discovered import discover_once, share_adapters
-from tests.helpers.durations import longest_first
+from tests.helpers.durations import file_of, longest_first
 from tests.helpers.interpreted import patch_once_a_launch, same_rows
 from tests.helpers.selection import left_to_the_sweep, outside_of_parts
 from tests.helpers.tiny import tiny_folder, tiny_llm  # after the settings above: torch reads them
@@ -48,6 +48,9 @@ SWEPT = {
     "test_the_time_is_linear_in_the_text",  # of one in tests/plugins/parsers/test_parsers.py
 }
 """Tests of the kit's suites, which each of our plugins would repeat."""
+
+ONE_OF_A_FAMILY = {"test_serves_a_tiny_model", "test_a_long_queue_costs_few_lookups"}
+"""Those that the gate tries with one plugin of each family in a file: the rest of the engine is the same."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -81,9 +84,16 @@ def pytest_collection() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    seen: set[tuple[str, str, str]] = set()
     for item in items:
-        if getattr(item, "originalname", "") in SWEPT:
+        name = getattr(item, "originalname", "")
+        if name in SWEPT:
             item.add_marker(pytest.mark.sweep)
+        elif name in ONE_OF_A_FAMILY and item.get_closest_marker("sweep") is None:
+            key = file_of(item), getattr(getattr(item, "cls", None), "family", ""), name
+            if key in seen:
+                item.add_marker(pytest.mark.sweep)
+            seen.add(key)
     for item in list(left_to_the_sweep(items)):
         item.add_marker(pytest.mark.sweep)
     longest_first(items, ("gate",) if "not sweep" in config.option.markexpr else ("gate", "sweep"))

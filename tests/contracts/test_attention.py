@@ -18,12 +18,12 @@ from fwk_kit.testing.attention_cases import KV_DTYPES
 CHANNELS = str(Path(__file__).parent / "heavy_channels.json")
 
 
-@pytest.mark.gate(8)
+@pytest.mark.gate(5)
 class TestTorch(AttentionSuite):
     plugin = "torch"
 
 
-@pytest.mark.gate(8)
+@pytest.mark.gate(5)
 class TestCpu(AttentionSuite):
     plugin = "cpu"
 
@@ -37,7 +37,7 @@ IN_SHORT = (
 """What the gate has of backends that are slow on a CPU."""
 
 
-@pytest.mark.gate(1, only=IN_SHORT)
+@pytest.mark.gate(1, only=(*IN_SHORT[:2], "test_sliding_window", "test_random_trees"))
 class TestFlex(AttentionSuite):
     plugin = "flex"
 

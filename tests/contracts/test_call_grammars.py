@@ -110,6 +110,7 @@ def check(tools: list[dict[str, Any]], calls: list[tuple[str, str]], text: str) 
         assert text
 
 
+@pytest.mark.gate(24)
 @pytest.mark.parametrize("is_x", [False, True], ids=["llguidance", "xgrammar"])
 @pytest.mark.parametrize("has_special", [True, False], ids=["special", "text"])
 @pytest.mark.parametrize("name", sorted(PARSERS))
@@ -135,6 +136,7 @@ def test_forced_calls_are_read_back(name: str, has_special: bool, is_x: bool) ->
     assert ended, "no walk came to an end"
 
 
+@pytest.mark.gate(12)
 @pytest.mark.parametrize("has_special", [True, False], ids=["special", "text"])
 @pytest.mark.parametrize("name", sorted(set(PARSERS) - {"gpt-oss"}))
 def test_strict_calls_among_text_are_read_back(name: str, has_special: bool) -> None:

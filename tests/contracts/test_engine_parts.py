@@ -81,6 +81,11 @@ class TestTritonExperts(MoERunnerSuite):
     def test_serves_a_tiny_model(self, item: Registered) -> None:
         super().test_serves_a_tiny_model(item)
 
+    @pytest.mark.sweep
+    def test_a_token_gets_the_same_beside_others(self, item: Registered) -> None:
+        """A short one is in tests/plugins/moe/test_triton.py."""
+        super().test_a_token_gets_the_same_beside_others(item)
+
 
 class TestTorchLoRA(LoRABackendSuite):
     plugin = "torch"

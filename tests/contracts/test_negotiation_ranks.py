@@ -106,6 +106,7 @@ def check(run: dict[str, Any], limits: dict[str, list[Any]], name: str, folder: 
 PLAIN = {"executors": "auto", "quant": "none", "drafts": "none", "cache": "radix"}
 
 
+@pytest.mark.gate(4)
 @pytest.mark.parametrize(
     ("run", "limits", "name", "starts"),
     [

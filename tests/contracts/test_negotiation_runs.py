@@ -218,7 +218,7 @@ def check(case: Case, folder: Path, loads: list[str]) -> None:
 
 
 QUICK = settings(
-    max_examples=25, deadline=None, suppress_health_check=list(HealthCheck), database=None, derandomize=True
+    max_examples=10, deadline=None, suppress_health_check=list(HealthCheck), database=None, derandomize=True
 )
 
 

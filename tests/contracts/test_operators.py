@@ -18,7 +18,7 @@ class TestTorch(OperatorsSuite):
     plugin = "torch"
 
 
-@pytest.mark.gate(2)
+@pytest.mark.gate(1)
 class TestTriton(OperatorsSuite):
     """In Triton's interpreter."""
 
@@ -28,6 +28,10 @@ class TestTriton(OperatorsSuite):
     @pytest.mark.sweep
     def test_serves_a_tiny_model(self, item: Registered) -> None:
         super().test_serves_a_tiny_model(item)
+
+    @pytest.mark.sweep
+    def test_a_row_depends_on_no_other(self, item: Registered) -> None:
+        super().test_a_row_depends_on_no_other(item)
 
 
 class TestCpu(OperatorsSuite):

@@ -30,3 +30,7 @@ class TestTriton(SamplerSuite):
     @pytest.mark.sweep
     def test_what_was_truncated_is_never_picked(self, item: Registered) -> None:
         super().test_what_was_truncated_is_never_picked(item)
+
+    @pytest.mark.sweep
+    def test_seed_and_position_matter(self, item: Registered) -> None:
+        super().test_seed_and_position_matter(item)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+import pytest
+
 from fwk_kit.testing import EnginePoolSuite, LoadBalancerSuite, ObserverSuite
 
 
@@ -74,3 +76,9 @@ class TestNvtx(ObserverSuite):
 class TestOtel(ObserverSuite):
     plugin = "otel"
     options = {"otlp_traces_endpoint": "http://127.0.0.1:9/v1/traces"}
+
+    @pytest.fixture(autouse=True)
+    def ends_soon(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Nobody listens there, and closing waits for those who do."""
+        pytest.importorskip("opentelemetry.sdk")
+        monkeypatch.setattr("fwk_observability.otel.observer.CLOSE_SECONDS", 0.1)
