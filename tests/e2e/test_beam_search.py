@@ -35,6 +35,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[fwk.LLM, 
         yield llm, transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
 
+@pytest.mark.gate(3)
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("ends", ["often", "never"])
 def test_the_texts_are_those_of_transformers(

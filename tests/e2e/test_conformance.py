@@ -225,6 +225,7 @@ def events(http: httpx.Client, path: str, body: dict[str, Any]) -> list[dict[str
     return found
 
 
+@pytest.mark.gate(6)
 @pytest.mark.parametrize("shape", CHAT)
 def test_chat(http: httpx.Client, shape: str) -> None:
     body: dict[str, Any] = {"messages": USER, "max_tokens": 12, "seed": 3, **CHAT[shape]}
@@ -283,6 +284,7 @@ def test_completions(http: httpx.Client, shape: str) -> None:
         held(openai_types.Completion, chunk)
 
 
+@pytest.mark.gate(4)
 @pytest.mark.parametrize("shape", RESPONSES)
 def test_responses(http: httpx.Client, shape: str) -> None:
     body: dict[str, Any] = {"input": "Hi", "max_output_tokens": 12, **RESPONSES[shape]}
@@ -299,6 +301,7 @@ def test_responses(http: httpx.Client, shape: str) -> None:
         held(responses.ResponseItemList, http.get(f"/v1/responses/{last['id']}/input_items").json())
 
 
+@pytest.mark.gate(4)
 @pytest.mark.parametrize("shape", MESSAGES)
 def test_messages(http: httpx.Client, shape: str) -> None:
     body: dict[str, Any] = {"model": "tiny", "max_tokens": 12, "messages": USER, **MESSAGES[shape]}

@@ -93,6 +93,7 @@ def alone(folder: Path, options: str) -> tuple[list[int], list[float]]:
     return bits(folder, "", **json.loads(options))
 
 
+@pytest.mark.gate(4)
 @needs_kernels
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
@@ -111,6 +112,7 @@ def test_sampled_tokens_are_the_same(folders: dict[str, Path]) -> None:
     assert wanted[0] != bits(folders["dense"], "", dtype="float32")[0], "nothing was sampled"
 
 
+@pytest.mark.gate(2)
 @needs_kernels
 @pytest.mark.parametrize("run", RUNS)
 def test_on_a_cpu_the_option_changes_no_bit(folders: dict[str, Path], run: str) -> None:

@@ -58,7 +58,7 @@ def drafter(folders: dict[str, Path], name: str, **options: Any) -> fwk.LLM:
     return fwk.LLM(str(folders["same"]), **{**ENGINE, **given})
 
 
-@pytest.mark.gate(3)
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("name", DRAFTERS)
 @pytest.mark.parametrize("options", [{}, {"max_total_tokens": 160, "page_size": 4, "chunked_prefill_size": 9}])
 def test_output_is_the_plain_one(folders: dict[str, Path], plain: fwk.LLM, name: str, options: dict[str, Any]) -> None:
@@ -194,6 +194,7 @@ def test_the_right_branch_of_a_tree_is_found_and_kept(
     assert stats.accepted_draft_tokens > 1.5 * 0.6 * len(PROMPTS) * 40 / 3  # two levels of three fit into seven drafts
 
 
+@pytest.mark.gate(4)
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -58,6 +58,7 @@ def vectors(folder: Path) -> np.ndarray:
         return llm.embed(TEXTS)
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("encoding", [{}, {"encoding_format": "float"}])
 async def test_many_clients_get_their_own(server: Server, vectors: np.ndarray, encoding: dict[str, str]) -> None:
     async with openai.AsyncOpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as client:
@@ -106,6 +107,7 @@ def test_too_long_an_input(server: Server) -> None:
     assert "at most 256" in error["message"]
 
 
+@pytest.mark.sweep
 async def test_clients_that_go_away_leave_nothing_behind(server: Server, vectors: np.ndarray) -> None:
     async with httpx.AsyncClient(base_url=server.url, verify=NO_TLS) as client:
         for seconds in (0.001, 0.005, 0.01, 0.02, 0.05, 0.4):

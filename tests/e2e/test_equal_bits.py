@@ -112,6 +112,7 @@ def differ(folder: Path, count: int, **options: Any) -> list[tuple[int, int, int
     return different
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("isa", isa_params())
 @pytest.mark.parametrize("name", [n if n == "bfloat16" else pytest.param(n, marks=pytest.mark.sweep) for n in FORMATS])
 def test_a_request_has_the_same_bits(
@@ -129,12 +130,14 @@ def test_of_other_models(folders: dict[str, Path], model: str, isa: str, monkeyp
     assert differ(folders[model], 12) == []
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("chunk", [7, 100])
 def test_however_its_prompt_is_cut(folders: dict[str, Path], chunk: int) -> None:
     assert differ(folders["dense"], 6, chunked_prefill_size=chunk, dtype="float32") == []
     assert differ(folders["window"], 6, chunked_prefill_size=chunk, dtype="float32") == []
 
 
+@pytest.mark.gate(4)
 @pytest.mark.parametrize(
     ("options", "numbers"),
     [

@@ -97,6 +97,7 @@ def test_counts_are_those_of_transformers_routers(
     assert server.post({}, "/start_expert_distribution_record").status_code == 401
 
 
+@pytest.mark.sweep
 def test_each_tokens_experts_are_written(
     checkpoint: tuple[Path, transformers.PreTrainedModel], begin: Begin, tmp_path: Path
 ) -> None:
@@ -152,7 +153,7 @@ def test_balancedness() -> None:
     assert balancedness(counts).tolist() == [1.0, 0.25, 0.5]
 
 
-@pytest.mark.gate(1)
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("kind", "flags", "words"),
     [

@@ -53,6 +53,7 @@ def make(tiny_folder: Path) -> Iterator[Callable[..., fwk.LLM]]:
         assert (llm.engine.stats().num_running, llm.engine.stats().num_held_blocks) == (0, 0)
 
 
+@pytest.mark.gate(6)
 @pytest.mark.parametrize("name", JUDGED)
 @pytest.mark.parametrize("temperature", [1.0, 3.0])
 def test_every_output_is_what_its_grammar_says(tiny_llm: Callable[..., fwk.LLM], name: str, temperature: float) -> None:
@@ -83,7 +84,7 @@ def plain_and_other(
 MIXED = [*JUDGED]
 
 
-@pytest.mark.gate(2)
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("given", [{"temperature": 0.0}, {"temperature": 1.0, "logprobs": 1}, {"ignore_eos": True}])
 @pytest.mark.parametrize("options", [{}, {"max_total_tokens": 160, "page_size": 4, "chunked_prefill_size": 9}])
 def test_drafts_change_nothing(make: Callable[..., fwk.LLM], given: dict[str, Any], options: dict[str, Any]) -> None:
@@ -93,7 +94,7 @@ def test_drafts_change_nothing(make: Callable[..., fwk.LLM], given: dict[str, An
     assert any(accepted < drafts for drafts, accepted in EchoDecoder.verified)
 
 
-@pytest.mark.gate(3)
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("backend", ["llguidance", "xgrammar"])
 @pytest.mark.parametrize("given", [{"temperature": 0.0}, {"temperature": 1.0, "logprobs": 1}, {"ignore_eos": True}])
 @pytest.mark.parametrize("executor", ["inprocess", "threaded"])
@@ -118,6 +119,7 @@ def test_forced_tokens_change_nothing_but_the_number_of_steps(
     assert steps[1] < steps[0]
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize(
     "options",
     [{"speculative_algorithm": "echo"}, {"speculative_algorithm": "ngram", "speculative_ngram_max_bfs_breadth": 3}],
@@ -130,7 +132,7 @@ def test_forced_tokens_are_told_to_no_decoder(make: Callable[..., fwk.LLM], opti
     assert other.engine.stats().accepted_draft_tokens > sum(accepted for _, accepted in EchoDecoder.verified[before:])
 
 
-@pytest.mark.gate(1)
+@pytest.mark.sweep
 @pytest.mark.parametrize("breadth", [1, 3])
 @pytest.mark.parametrize("given", [{"temperature": 0.0}, {"temperature": 1.0, "ignore_eos": True}])
 def test_trees_of_drafts_change_nothing(make: Callable[..., fwk.LLM], given: dict[str, Any], breadth: int) -> None:
@@ -325,6 +327,7 @@ def test_many_grammars_are_prepared_a_few_at_a_time_and_shared(make: Callable[..
     assert 50 <= SlowBackend.num_compiled <= 100
 
 
+@pytest.mark.sweep
 @pytest.mark.model
 def test_smollm2_answers_in_the_grammar() -> None:
     names = ["schema", "regex", "choice", "gbnf", "tagged", "object"]

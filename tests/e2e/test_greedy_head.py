@@ -63,7 +63,7 @@ def greedy(**settings: Any) -> SamplingParams:
     return SamplingParams(**{"max_tokens": 10, "temperature": 0.0, "ignore_eos": True, **settings})
 
 
-@pytest.mark.gate(4)
+@pytest.mark.gate(2)
 @pytest.mark.parametrize("kind", ["llama", "gemma3"])
 @pytest.mark.parametrize(
     "options", [{}, {"disable_cuda_graph": True}, {"speculative_algorithm": "ngram"}, {"dtype": "float32"}], ids=str
@@ -79,6 +79,7 @@ def test_greedy_steps_leave_out_logits_and_choose_the_same(
     assert not any(none_left_out)
 
 
+@pytest.mark.gate(2)
 @pytest.mark.parametrize("asked", WHOLE)
 def test_who_needs_more_has_all_logits(folders: dict[str, Path], asked: str) -> None:
     sampling = [greedy(), greedy(**WHOLE[asked]), greedy(max_tokens=14)]

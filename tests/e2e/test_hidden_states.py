@@ -128,6 +128,7 @@ def server(folder: Path, python_path: str) -> Iterator[Server]:
     server.close()
 
 
+@pytest.mark.sweep
 def test_generate_has_all_of_them(server: Server, reference: Reference) -> None:
     asked: dict[str, Any] = {
         "input_ids": PROMPTS,
@@ -146,6 +147,7 @@ def test_generate_has_all_of_them(server: Server, reference: Reference) -> None:
     assert frames[-1]["meta_info"]["hidden_states"] == [first, *rest]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 def test_openais_routes_have_the_last_one(server: Server, reference: Reference, path: str) -> None:
     asked: dict[str, Any] = {"max_tokens": 5, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
@@ -163,6 +165,7 @@ def test_openais_routes_have_the_last_one(server: Server, reference: Reference, 
     assert last.get("delta", last)["hidden_states"] == choice["hidden_states"]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("path", "more", "why"),
     [

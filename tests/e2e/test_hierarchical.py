@@ -32,6 +32,7 @@ def cached(llm: fwk.LLM) -> list[int]:
     return [llm.generate([prompt], GREEDY)[0].cached_tokens for prompt in PROMPTS]
 
 
+@pytest.mark.gate(3)
 @pytest.mark.parametrize(
     "options",
     [
@@ -89,6 +90,7 @@ def test_a_new_server_finds_what_the_last_one_left(
         assert outputs(llm) == wanted
 
 
+@pytest.mark.gate(2)
 @pytest.mark.parametrize(
     "changed",
     [

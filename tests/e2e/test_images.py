@@ -116,6 +116,7 @@ def test_several_images_in_several_turns(server: Server, reference: transformers
         assert client.get("/props").json()["modalities"] == {"vision": True, "audio": False}
 
 
+@pytest.mark.sweep
 def test_many_clients_with_images_of_their_own(
     server: Server, reference: transformers.PreTrainedModel, folder: Path
 ) -> None:

@@ -66,6 +66,7 @@ def all_rows(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     monkeypatch.setattr(load_object(find(discover(), "models", kind)), "prunes_last_layer", False)
 
 
+@pytest.mark.gate(2)
 @pytest.mark.parametrize("prompt_logprobs", [False, True], ids=["", "with a prompt's log-probabilities"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_that_is_told_is_the_same(

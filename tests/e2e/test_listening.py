@@ -61,6 +61,7 @@ def test_over_tls_by_every_name_with_a_named_key(tmp_path: Path) -> None:
     assert "key-of-ann" not in log
 
 
+@pytest.mark.sweep
 def test_over_a_unix_socket(tmp_path: Path) -> None:
     path = tmp_path / "s"
     with served(tmp_path, "--uds", str(path)) as (where, process):

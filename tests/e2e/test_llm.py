@@ -23,6 +23,7 @@ def ids(llm: fwk.LLM, prompts: list[list[int]], sampling: object) -> list[list[i
     return [done.token_ids for done in llm.generate(prompts, sampling)]  # type: ignore[arg-type]
 
 
+@pytest.mark.gate(4)
 @pytest.mark.parametrize(
     "options",
     [
@@ -51,6 +52,7 @@ def test_greedy_and_seeded_output_is_the_same_in_every_setting(tiny_llm: Tiny, o
     assert (stats.num_running, stats.num_waiting, stats.num_held_blocks) == (0, 0, 0)
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("kv_cache_dtype", ["int8", "fp8_e4m3"])
 def test_quantised_kv_gives_the_same_output_in_every_setting(tiny_llm: Tiny, kv_cache_dtype: str) -> None:
     """However the past was chunked, cached or computed again, it is read as it was stored."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import httpx
+import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from tests.helpers.http import NO_TLS
@@ -30,6 +31,7 @@ def counts(server: Server, name: str) -> dict[str, float]:
     return found
 
 
+@pytest.mark.sweep
 def test_requests_are_counted_by_their_labels(spawn: Start) -> None:
     server = spawn(
         "--tokenizer-metrics-allowed-custom-labels", "team",

@@ -35,7 +35,7 @@ def steps_in(path: Path) -> list[str]:
     return [event["name"] for event in sorted(found, key=lambda event: event["ts"])]
 
 
-pytestmark = pytest.mark.gate(1)
+pytestmark = pytest.mark.sweep
 
 
 @pytest.fixture(scope="module", params=["alone", "ranks of replicas"])

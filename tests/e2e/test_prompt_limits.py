@@ -20,6 +20,7 @@ def client(spawn: Start) -> Iterator[httpx.Client]:
         yield client
 
 
+@pytest.mark.sweep
 def test_a_long_prompt_is_answered_as_its_end_and_streams_have_fewer_events(client: httpx.Client) -> None:
     body = {"prompt": PROMPT, "max_tokens": 12, "temperature": 0, "ignore_eos": True}
     cut, end = (

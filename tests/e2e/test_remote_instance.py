@@ -147,6 +147,7 @@ def test_what_the_receiver_makes_of_the_weights(seed: Server, model: Path, here:
     assert fresh(here, **options(seed), **given) == fresh(model, **given)
 
 
+@pytest.mark.sweep
 def test_updated_weights_are_those_that_serve(seed: Server, model: Path, another: Path, here: Path) -> None:
     """A receiver started after an update gets the new ones; a running one needs an update of its own."""
     before, wanted = fresh(model), fresh(another)
@@ -162,6 +163,7 @@ def test_updated_weights_are_those_that_serve(seed: Server, model: Path, another
         assert fresh(here, **options(seed)) == wanted
 
 
+@pytest.mark.sweep
 def test_kept_weights_are_not_those_of_another_seed(
     seed: Server, model: Path, another: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

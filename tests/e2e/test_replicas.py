@@ -103,6 +103,7 @@ async def test_the_shortest_queue_gets_the_request(shortest: Server) -> None:
     shortest.check_invariants()
 
 
+@pytest.mark.sweep
 async def test_an_engine_that_dies_takes_only_its_own_requests_with_it(pair: Server, fake: Server) -> None:
     engines = pair.engines()
     assert len(engines) == 2

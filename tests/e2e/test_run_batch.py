@@ -21,6 +21,7 @@ def request(name: str, url: str = "/v1/completions", **body: Any) -> dict[str, A
     return {"custom_id": name, "method": "POST", "url": url, "body": {"prompt": name, "max_tokens": 3} | body}
 
 
+@pytest.mark.sweep
 def test_a_server_of_its_own(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     make_checkpoint(tmp_path / "tiny", "llama")
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"

@@ -93,6 +93,7 @@ def test_a_grammar_is_checked_though_the_engine_sleeps(spawn: Start, tiny_model:
     assert right.json()["choices"][0]["text"] == "yes", right.text
 
 
+@pytest.mark.sweep
 async def test_an_engine_that_sleeps_answers_its_first_requests(spawn: Start) -> None:
     server = spawn("--idle-timeout", "2")
 

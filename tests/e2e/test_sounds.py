@@ -37,6 +37,7 @@ def part(data: bytes | str, **more: Any) -> dict[str, Any]:
     return {"type": "input_audio", "input_audio": {"data": text, "format": "wav", **more}}
 
 
+@pytest.mark.sweep
 def test_a_sound_is_heard(served: tuple[Server, Any]) -> None:
     server, reference = served
     samples = sound(1)
@@ -65,6 +66,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("given", "message"), WRONG.values(), ids=WRONG)
 def test_what_is_no_sound_is_refused(served: tuple[Server, Any], given: dict[str, Any], message: str) -> None:
     refused = ask(served[0], given)

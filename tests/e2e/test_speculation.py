@@ -22,7 +22,7 @@ from tests.helpers.servers import Start
 PROMPTS = [[7, 8, 9] * 6, [5] * 20, list(range(10, 50)), [100, 101, 100, 101, 100]]
 
 
-@pytest.mark.gate(4)
+@pytest.mark.gate(2)
 @pytest.mark.parametrize(
     "settings",
     [
@@ -73,7 +73,7 @@ def test_output_is_token_for_token_the_plain_one(
     assert any(accepted < drafts for drafts, accepted in EchoDecoder.verified)
 
 
-@pytest.mark.gate(3)
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("name", ["lfm2", "mamba2", "qwen3_next", "granite hybrid", "jamba"])
 @pytest.mark.parametrize(
     "options",
@@ -106,6 +106,7 @@ def test_states_go_back_to_before_a_rejected_draft(tmp_path: Path, name: str, op
     assert (stats.num_running, stats.num_held_blocks) == (0, 0)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "drafts",
     [
@@ -169,6 +170,7 @@ def test_each_request_knows_its_drafts(tiny_folder: Path) -> None:
     assert stats.verifications >= stats.accepted_by_position[0] >= stats.accepted_by_position[-1] > 0
 
 
+@pytest.mark.sweep
 def test_usage_tells_of_accepted_drafts(spawn: Start) -> None:
     server = spawn("--speculative-algorithm", "ngram")
     body = {"prompt": "x y z x y z x y z", "max_tokens": 40, "temperature": 0, "ignore_eos": True}

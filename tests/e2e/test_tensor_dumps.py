@@ -80,6 +80,7 @@ def test_only_what_is_wanted_is_written(
         assert "layers.0.attention.output" not in names
 
 
+@pytest.mark.sweep
 def test_a_layer_that_is_not_there_is_refused(
     checkpoint: tuple[Path, transformers.PreTrainedModel], begin: Begin, tmp_path: Path
 ) -> None:

@@ -45,7 +45,7 @@ def small_pool(tiny_llm: Tiny) -> fwk.LLM:
     return tiny_llm(tensor_parallel_size=2, **SMALL)
 
 
-@pytest.mark.gate(2)
+@pytest.mark.gate(1)
 @pytest.mark.parametrize(
     ("settings", "n"),
     [

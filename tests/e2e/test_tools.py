@@ -55,6 +55,7 @@ def check_call(call: dict[str, Any]) -> None:
         assert (call["function"]["name"], arguments) == ("stop", {})
 
 
+@pytest.mark.sweep
 async def test_a_random_model_makes_valid_calls_when_it_must(able: Server) -> None:
     named = {"type": "function", "function": {"name": "switch"}}
     async with httpx.AsyncClient(base_url=able.url, timeout=60, verify=NO_TLS) as http:
@@ -70,6 +71,7 @@ async def test_a_random_model_makes_valid_calls_when_it_must(able: Server) -> No
     assert all(c["message"]["tool_calls"][0]["function"]["name"] == "switch" for c in choices[12:])
 
 
+@pytest.mark.sweep
 async def test_constrained_output_and_its_errors(able: Server) -> None:
     async with httpx.AsyncClient(base_url=able.url, timeout=60, verify=NO_TLS) as http:
         for seed in range(4):

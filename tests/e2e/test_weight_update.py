@@ -131,6 +131,7 @@ def test_tokens_are_those_of_a_fresh_start(
         assert (stats.num_running, stats.num_held_blocks) == (0, 0)
 
 
+@pytest.mark.sweep
 async def test_calls_before_an_update_end_and_those_after_it_wait(pair: Pair) -> None:
     first, second = pair("llama")
     before, after = fresh(first), fresh(second)
@@ -172,6 +173,7 @@ async def test_an_update_that_waits_is_told_of_the_end(pair: Pair) -> None:
             pass
 
 
+@pytest.mark.sweep
 def test_files_of_blocks_are_exchanged(pair: Pair, tmp_path: Path) -> None:
     folders = pair("lfm2", hidden_size=256, intermediate_size=256)
     files = [written(folder, tmp_path / f"{folder.name}.gguf", "lfm2", quantises="Q8_0") for folder in folders]
@@ -185,6 +187,7 @@ def test_files_of_blocks_are_exchanged(pair: Pair, tmp_path: Path) -> None:
         assert ids(llm) == wanted
 
 
+@pytest.mark.sweep
 def test_packed_weights_that_were_kept_are_not_those_of_another_checkpoint(pair: Pair, tmp_path: Path) -> None:
     first, second = pair()
     options = {"quantization": "int8", "dtype": "bfloat16", "weights_cache": str(tmp_path)}
@@ -199,6 +202,7 @@ def test_packed_weights_that_were_kept_are_not_those_of_another_checkpoint(pair:
     assert fresh(first, **options) == before
 
 
+@pytest.mark.sweep
 def test_adapters_stay(pair: Pair, tmp_path: Path) -> None:
     first, second = pair()
     adapter = make_adapter(first, tmp_path / "adapter")
@@ -232,7 +236,7 @@ def _config(folder: Path, **changes: Any) -> None:
     (folder / "config.json").write_text(json.dumps(config | changes))
 
 
-@pytest.mark.gate(1)
+@pytest.mark.sweep
 @pytest.mark.parametrize("options", [{}, {"quantization": "int8"}], ids=["plain", "int8"])
 def test_what_does_not_fit_changes_nothing(pair: Pair, tmp_path: Path, options: dict[str, Any]) -> None:
     first, second = pair()

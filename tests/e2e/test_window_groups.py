@@ -33,7 +33,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[int]
     return folder, [reference_greedy(model, prompt, 24) for prompt in PROMPTS]
 
 
-@pytest.mark.gate(3)
+@pytest.mark.gate(1)
 @pytest.mark.parametrize(
     ("options", "tables", "why"),
     [
@@ -66,6 +66,7 @@ def test_tokens_are_those_of_transformers(
         assert stats.num_held_blocks == 0
 
 
+@pytest.mark.sweep
 def test_layers_that_all_have_a_window_gain_too(tmp_path: Path) -> None:
     model = make_checkpoint(tmp_path, "mistral", num_hidden_layers=4)
     wanted = [reference_greedy(model, prompt, 24) for prompt in PROMPTS]

@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 from tests.helpers.packages import write_metadata
 from tests.helpers.rig import FAKE
 from tests.helpers.servers import Start
@@ -61,6 +63,7 @@ def install(folder: Path, python_path: str, packages: dict[str, tuple[str, str]]
     return os.pathsep.join([str(folder), python_path])
 
 
+@pytest.mark.sweep
 def test_nobody_who_is_not_asked_harms_the_others(spawn: Start, tmp_path: Path, python_path: str) -> None:
     enabled = ("--enable-plugin", "mutates")
     server = spawn(*FAKE, *enabled, environment={"PYTHONPATH": install(tmp_path, python_path, PACKAGES)})

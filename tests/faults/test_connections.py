@@ -89,6 +89,7 @@ async def test_a_body_packed_a_thousandfold_is_not_unpacked(server: Server) -> N
     assert status(await answer(server, data)) == 415
 
 
+@pytest.mark.sweep
 async def test_millions_of_chunks_of_one_byte(server: Server) -> None:
     """6 bytes on the wire for each of the body; what they make together is no JSON."""
     chunks = b"1\r\n \r\n" * 50_000
@@ -97,7 +98,7 @@ async def test_millions_of_chunks_of_one_byte(server: Server) -> None:
     assert status(reply) in (400, 408), reply[:100]  # a slow machine has not read it all in time
 
 
-@pytest.mark.gate(2)
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("sent", [b"", HEAD[:-2], HEAD, HEAD + DATA[:-1], get(b"x: y")[:-2]])
 async def test_half_a_request_then_silence(server: Server, sent: bytes) -> None:
     started = time.monotonic()
@@ -106,6 +107,7 @@ async def test_half_a_request_then_silence(server: Server, sent: bytes) -> None:
     assert READ_SECONDS - 0.1 < time.monotonic() - started < READ_SECONDS + 3
 
 
+@pytest.mark.sweep
 async def test_a_byte_now_and_then_is_no_request_either(server: Server) -> None:
     reader, writer = await dial(server)
     started = time.monotonic()
@@ -120,6 +122,7 @@ async def test_a_byte_now_and_then_is_no_request_either(server: Server) -> None:
     writer.close()
 
 
+@pytest.mark.sweep
 async def test_a_connection_may_be_used_again_after_a_while(server: Server) -> None:
     """Time between requests is not time spent on one."""
     reader, writer = await dial(server)

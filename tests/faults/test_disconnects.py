@@ -44,7 +44,7 @@ def server(request: pytest.FixtureRequest) -> Server:
     return request.getfixturevalue(request.param)
 
 
-@pytest.mark.gate(1)
+@pytest.mark.sweep
 async def test_a_storm_of_clients_that_hang_up(server: Server) -> None:
     dice = random.Random(28)
     seen: Counter[str] = Counter()
@@ -88,6 +88,7 @@ async def send_and_hang_up(server: Server, body: dict[str, Any], seconds: float)
     await writer.wait_closed()
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("n", [1, 4])
 async def test_aborted_in_chunked_prefill(fake: Server, n: int) -> None:
     """A prompt of 30 chunks: it hangs up in the middle of them."""
@@ -102,6 +103,7 @@ async def test_aborted_in_chunked_prefill(fake: Server, n: int) -> None:
     assert fake.stats()["generation_tokens"] - computed == golden, "it was aborted too late to prove anything"
 
 
+@pytest.mark.sweep
 async def test_aborted_while_queued(fake: Server) -> None:
     async with connect(fake) as client:
         running = asyncio.ensure_future(client.complete(prompt="eight", n=8, max_tokens=500))
@@ -141,6 +143,7 @@ async def test_aborted_at_the_finish(fake: Server) -> None:
     fake.check_invariants()
 
 
+@pytest.mark.sweep
 async def test_aborted_twice(fake: Server) -> None:
     """By a stop string in one choice after the other, then by the client who hangs up on the rest."""
     async with connect(fake) as client:

@@ -31,7 +31,7 @@ def test_killed_while_idle(spawn: Start, kind: str) -> None:
     check_ended(server)
 
 
-@pytest.mark.gate(1)
+@pytest.mark.sweep
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 async def test_killed_under_streams(spawn: Start, number: signal.Signals) -> None:
     server = spawn(*SLOW)

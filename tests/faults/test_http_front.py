@@ -18,7 +18,7 @@ from tests.helpers.servers import Start
 pytestmark = pytest.mark.usefixtures("as_before")
 
 READ_SECONDS = 2.0
-NUM_CLIENTS = 100
+NUM_CLIENTS = 40
 BODY = {"prompt": "Hi", "max_tokens": 1, "temperature": 0}
 HEAD, DATA = raw_request(BODY)
 PROTOCOLS = (b"h2c", b"websocket", b"TLS/1.0")
@@ -109,6 +109,7 @@ async def test_a_timeout_reaches_clients_that_go_on_sending(server: Server) -> N
     assert [statuses(reply) for reply in replies] == [[408]] * NUM_CLIENTS
 
 
+@pytest.mark.sweep
 async def test_nobody_lingers_for_ever(server: Server) -> None:
     """A client that never stops is hung up on."""
     reader, writer = await dial(server)
@@ -152,6 +153,7 @@ async def test_a_body_behind_an_upgrade_is_no_request(server: Server) -> None:
     assert b'"list"' not in reply
 
 
+@pytest.mark.sweep
 async def test_thousands_of_upgrades_in_one_piece(server: Server) -> None:
     get = b"GET /health HTTP/1.1\r\nhost: localhost\r\n" + H2C + b"\r\n"
     assert statuses(await answer(server, get * 3000 + LAST)) == [200] * 3001
@@ -219,6 +221,7 @@ async def test_no_host_at_all(server: Server) -> None:
     assert statuses(await answer(server, b"GET /health HTTP/1.0\r\n\r\n")) == [200]
 
 
+@pytest.mark.sweep
 async def test_allowed_hosts(spawn: Start) -> None:
     """With a key any name will do: ``test_the_key_opens`` of tests/e2e/test_server.py."""
     named = spawn(*FAKE, "--allowed-hosts", "llm.example", "*.inner.example", "127.0.0.1")

@@ -43,7 +43,7 @@ async def test_a_draining_server_finishes_what_it_took(spawn: Start) -> None:
     server = spawn(*SLOW, "--shutdown-timeout", "30")
     assert status(server, "/ready") == 200
     async with connect(server) as client:
-        streams, running = await begin(client, 8, max_tokens=150)
+        streams, running = await begin(client, 8, max_tokens=60)
         is_ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN  # as below nohup, and by the server then too
         server.process.send_signal(signal.SIGTERM if is_ignored else signal.SIGINT)  # others end by SIGTERM
         until(lambda: status(server, "/ready") == 503, 1, "not ready")

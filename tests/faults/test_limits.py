@@ -201,6 +201,7 @@ def server(spawn: Start, tmp_path_factory: pytest.TempPathFactory) -> Server:
     return server
 
 
+@pytest.mark.gate(20)
 @pytest.mark.parametrize(("path", "dialect"), ROUTES, ids=[path for path, _ in ROUTES])
 async def test_one_past_every_limit(server: Server, path: str, dialect: Any) -> None:
     """Refused with the status the page says, and in OpenAI's shape with the field's name."""

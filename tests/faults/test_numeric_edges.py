@@ -58,6 +58,7 @@ def body(field: str, literal: str, **more: Any) -> bytes:
     return f'{text[:-1]}, "{field}": {literal}}}'.encode()
 
 
+@pytest.mark.gate(8)
 @pytest.mark.parametrize("field", [*INTEGERS, *FLOATS])
 async def test_at_the_limits_is_served(tiny: Server, field: str) -> None:
     low, high = INTEGERS.get(field) or FLOATS[field]

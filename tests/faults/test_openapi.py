@@ -51,7 +51,7 @@ def test_every_route_documents_its_replies(tiny: Server) -> None:
 
 
 def test_nothing_departs_from_it(tiny: Server, tmp_path: Path) -> None:
-    schemathesis(tiny, tmp_path, "--phases", "fuzzing", "--max-time", "4")
+    schemathesis(tiny, tmp_path, "--phases", "fuzzing", "--max-time", "2")
 
 
 @pytest.mark.sweep

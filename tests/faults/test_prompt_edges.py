@@ -15,6 +15,7 @@ MAX_LAG = 1.0
 MEGABYTE = 2**20
 
 
+@pytest.mark.sweep
 async def test_spaces_are_a_prompt(tiny: Server) -> None:
     async with connect(tiny) as client:
         for prompt in (" ", "   ", "\n", "\t\n", "\u3000", "\0"):
@@ -85,6 +86,7 @@ async def test_a_body_past_the_limit_is_not_read(tiny: Server, length: int) -> N
     await writer.wait_closed()
 
 
+@pytest.mark.sweep
 async def test_who_sends_all_of_a_body_past_the_limit_is_told(fake: Server) -> None:
     """Were the connection closed over what is still on its way, it would be reset, and the reply lost."""
     async with connect(fake) as client:

@@ -52,7 +52,7 @@ async def beside_neighbours(client: Client, *bad: dict[str, Any]) -> tuple[list[
     return results[:half] + results[end:], [ids for (ids,) in results[half:end]]
 
 
-@pytest.mark.gate(6)
+@pytest.mark.gate(3)
 @pytest.mark.parametrize("prompt", ["short", "l" * 5 * CHUNK])
 @pytest.mark.parametrize("fault", ["add:1", "apply:1", "apply:2", "apply:17", "memory:5"])
 async def test_a_processor_fails_the_request_that_asked(
@@ -92,6 +92,7 @@ async def test_a_failing_request_with_several_choices(faulty: Server, expected: 
     faulty.check_invariants(may_log_errors=True)
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("call", ["arrived", "tokens", "finished", "step"])
 async def test_an_observer_that_raises_is_told_nothing_more(
     faulty: Server, expected: list[list[int]], call: str
@@ -125,7 +126,7 @@ async def test_a_detokeniser_that_raises_fails_its_request(
     assert computed < 2 * 1500, "of five choices' 1500 tokens each, those that nobody could be told"
 
 
-@pytest.mark.gate(1)
+@pytest.mark.sweep
 async def test_a_policy_that_raises_is_replaced(spawn: Start) -> None:
     server = spawn(*FAULTY, "--chunked-prefill-size", str(CHUNK))
     assert server.get("/health").json() == {"status": "ok"}
@@ -159,7 +160,7 @@ async def test_a_sampler_that_raises_loses_a_step(faulty: Server, expected: list
 # Nobody to blame: the whole engine.
 
 
-@pytest.mark.gate(1)
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("bad", "num_before"),
     [
@@ -195,6 +196,7 @@ async def test_a_step_without_a_culprit_ends_the_engine(spawn: Start, bad: dict[
     assert not server.leftovers
 
 
+@pytest.mark.sweep
 async def test_a_request_cannot_ask_for_what_no_plugin_declares(fake: Server) -> None:
     async with connect(fake) as client:
         for value in ("nothing:1", "apply", 7, ["apply:1"], "apply:1; exit:1"):

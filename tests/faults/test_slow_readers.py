@@ -55,6 +55,7 @@ async def test_a_request_whose_reader_does_not_read_is_paused(tiny: Server) -> N
     tiny.check_invariants()
 
 
+@pytest.mark.sweep
 async def test_a_paused_request_ends_with_its_client(tiny: Server) -> None:
     reader, writer = await open_slow(tiny)
     head, data = raw_request(BODY | {"n": N, "stream": True})

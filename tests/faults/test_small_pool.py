@@ -61,7 +61,7 @@ async def test_exactly_full(pool: Server, length: int, max_tokens: int) -> None:
     pool.check_invariants()
 
 
-@pytest.mark.gate(1)
+@pytest.mark.sweep
 async def test_growing_together(pool: Server) -> None:
     """Each alone fits; grown, all of them would need four pools."""
     requests = [

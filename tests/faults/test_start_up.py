@@ -51,19 +51,21 @@ def test_a_taken_port(tmp_path: Path) -> None:
     assert "choose another --port" in line
 
 
+@pytest.mark.sweep
 def test_an_address_that_is_not_ours(tiny_model: Path) -> None:
     code, line = ends(str(tiny_model), "--host", "192.0.2.1", "--port", "0")
     assert code == PortTaken.exit_code
     assert "192.0.2.1" in line
 
 
+@pytest.mark.sweep
 def test_a_model_that_is_not_there(tmp_path: Path) -> None:
     code, line = ends(str(tmp_path / "nothing"), "--port", "0")
     assert code == ModelLoadError.exit_code
     assert "nothing" in line
 
 
-@pytest.mark.gate(2)
+@pytest.mark.gate(1)
 @pytest.mark.parametrize(
     ("words", "error", "named"),
     [
@@ -93,6 +95,7 @@ def test_a_socket_whose_path_would_be_too_long(tiny_model: Path, tmp_path: Path)
     assert not list(deep.iterdir()), "nothing is left of it"
 
 
+@pytest.mark.sweep
 def test_what_a_killed_server_left_is_in_nobodys_way(spawn: Start) -> None:
     """Its socket and its folder, as they are found after kill -9 of both; and a port that was in use a moment ago."""
     first = spawn(*FAKE)
@@ -129,6 +132,7 @@ def test_two_servers_side_by_side(fake: Server, spawn: Start) -> None:
     fake.check_invariants()
 
 
+@pytest.mark.sweep
 def test_no_code_runs_from_the_current_directory(tiny_model: Path, python_path: str, tmp_path: Path) -> None:
     """``fwk serve .`` in the folder of a downloaded model, as its script starts it; also in helper processes."""
     folder = shutil.copytree(tiny_model, tmp_path / "model")

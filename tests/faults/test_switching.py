@@ -15,7 +15,7 @@ from tests.helpers.rig import FAKE, Server, until
 from tests.helpers.servers import Start
 
 KEY = "the-administrators"
-NUM_REQUESTS = 200
+NUM_REQUESTS = 80
 NUM_TOKENS = 20
 
 SWITCHES: list[dict[str, Any]] = [

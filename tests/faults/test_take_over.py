@@ -95,6 +95,7 @@ def old(shared: Shared) -> Server:
     return shared.server()
 
 
+@pytest.mark.sweep
 def test_one_that_fails_changes_nothing(spawn: Start, old: Server, tmp_path: Path) -> None:
     """The plugins are not those of the lock: it ends before the old one is notified."""
     lock = tmp_path / "lock.json"
