@@ -22,7 +22,7 @@ from fwk import FeatureSpec, Options, SamplingParams, option
 from fwk.errors import BlameSequence, ConfigError, InvalidRequest, NotServed, RequestFailed
 from fwk.features.engine import EngineFeatures
 from fwk.features.guarded import guarded
-from fwk.features.server import RequestFeatures, at_once
+from fwk.features.server import RequestFeatures, ServerFeatures, at_once
 from fwk.features.wire import Reader, packed
 from fwk.interfaces.dialect import GenerateInput, OutputDelta
 from fwk.interfaces.feature import (
@@ -269,6 +269,11 @@ def test_a_program_without_a_loop_has_what_waits_for_nothing() -> None:
     assert at_once(of(Call("one"), waits=False).enter([])) == ["one"]
     with pytest.raises(InvalidRequest, match="a feature waits for something"):
         at_once(of(Call("slow", 0.01), waits=False).enter([]))
+
+
+def test_what_is_asked_of_a_feature_that_is_not_there_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="search needs the feature 'search': none of that name is installed"):
+        ServerFeatures().check(GenerateInput([1], SamplingParams(), extras={"search": {}}))
 
 
 # In the workers, with the other parts.

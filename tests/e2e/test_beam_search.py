@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 import fwk
 from fwk.errors import InvalidRequest
 from fwk.types import TokenLogprobs
-from fwk.types.beam_search import BeamSearch
+from fwk_features.beam_search.search import BeamSearch
 from tests.helpers.lazy import lazy
 from tests.helpers.tiny import save_llama
 
@@ -46,7 +47,8 @@ def test_the_texts_are_those_of_transformers(
     # An end token that beams meet: what four free beams write third.
     free = llm.beam_search(PROMPTS, 4, 6, n=4, ignore_eos=True)
     end = free[0][1].token_ids[2] if ends == "often" else None
-    monkeypatch.setattr(llm, "_eos_token_ids", () if end is None else (end,))
+    part = next(part for item, part in llm._parts if item.name == "beam_search")
+    monkeypatch.setattr(part, "context", replace(part.context, end_token_ids=() if end is None else (end,)))
     found = llm.beam_search(PROMPTS, max_tokens=12, n=width, **case)
     num_ended = 0
     for prompt, beams in zip(PROMPTS, found, strict=True):

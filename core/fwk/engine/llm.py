@@ -30,7 +30,6 @@ from fwk.setup.sampling_defaults import sampling_defaults
 from fwk.text import model_text, prepare_input
 from fwk.text.grammars import Grammars
 from fwk.types import Request, SamplingParams, Task, TokenEvent, cache_namespace
-from fwk.types.beam_search import Beam, BeamSearch, EarlyStopping
 
 Prompt = str | list[int]
 Conversation = Sequence[Mapping[str, Any]]
@@ -79,7 +78,6 @@ class LLM:
         vocab_size, eos = opened.config.vocab_size, opened.eos_token_ids
         self.default_sampling = sampling_defaults(config.model, opened.checkpoint.generation_config(), vocab_size)
         """Sampling that the model's makers recommend; nothing uses it by itself."""
-        self._eos_token_ids = eos
         self._grammars = Grammars(setup.factory, lambda: self.text, vocab_size, eos)
         self._chosen = dict(setup.resolution.chosen)
         self._grammars.use(self._chosen.get("grammar", "none"))
@@ -92,7 +90,9 @@ class LLM:
             has_admin=False,
             task=opened.task,
             prompts=opened.served.prompts,
+            prepare=self.inputs,
             compute=self.compute,
+            end_token_ids=eos,
             config=opened.config,
             inputs=opened.served.inputs,
         )
@@ -202,53 +202,6 @@ class LLM:
                 self.engine.abort(*key)
                 following[key].leave()
 
-    def beam_search(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        num_beams: int,
-        max_tokens: int = 16,
-        *,
-        n: int = 1,
-        length_penalty: float = 1.0,
-        early_stopping: EarlyStopping = False,
-        ignore_eos: bool = False,
-        **fields: Any,
-    ) -> list[list[Completion]]:
-        """The ``n`` best of ``num_beams`` texts for each prompt, best first; see ``fwk.types.beam_search``.
-
-        Raises ``InvalidRequest``, also for more beams than the engine can score.
-        """
-        if not 1 <= n <= num_beams:
-            raise InvalidRequest(f"n must be between 1 and num_beams ({num_beams}), not {n}", "n")
-        ends = () if ignore_eos else self._eos_token_ids
-        items = self.inputs(prompts, SamplingParams(max_tokens=max_tokens), 1, **fields)
-        searches = [BeamSearch(num_beams, ends, max_tokens, length_penalty, early_stopping) for _ in items]
-        step = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, logprobs=searches[0].num_candidates)
-        while any(not search.is_done for search in searches):
-            texts: list[Prompt] = []
-            own: dict[str, Any] = {name: list[Any]() for name in fields}
-            for item, search in zip(items, searches, strict=True):
-                for beam in [] if search.is_done else search.running:
-                    texts.append([*item.prompt_token_ids, *beam.token_ids])
-                    for name, values in own.items():
-                        values.append(getattr(item, name))
-            scores = iter(self.generate(texts, step, **own))
-            for search in searches:
-                if not search.is_done:
-                    search.update([(next(scores).logprobs or [])[0] for _ in search.running])
-        return [
-            [self._found(item, beam) for beam in search.best(n)] for item, search in zip(items, searches, strict=True)
-        ]
-
-    def _found(self, item: GenerateInput, beam: Beam) -> Completion:
-        return Completion(
-            text=self.text.decode(beam.token_ids),
-            token_ids=beam.token_ids,
-            finish_reason="length" if beam.is_cut else "stop",
-            logprobs=beam.logprobs,
-            prompt_token_ids=item.prompt_token_ids,
-        )
-
     @overload
     def chat(self, messages: Conversation, sampling: SamplingParams | None = None, **template: Any) -> Completion: ...
 
@@ -277,7 +230,7 @@ class LLM:
         return found[0] if is_one else found
 
     def compute(self, items: Sequence[AnyInput], use_tqdm: bool | None = None) -> list[Completion]:
-        """What comes of inputs that nothing follows. Raises ``InvalidRequest`` before anything runs."""
+        """What comes of inputs of a feature. Raises ``InvalidRequest`` before anything runs."""
         checked = [self._checked(item) for item in items]
         with offline_bar("texts", len(checked), use_tqdm) as progress:
             return [done for group in self._run(checked, progress, True) for done in group]

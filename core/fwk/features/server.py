@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import types
-from collections.abc import Awaitable, Callable, Container, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Container,
+    Coroutine,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
@@ -56,6 +67,7 @@ class ServerFeatures:
         self._on = set(on)
         self._refused = {} if plugins is None else _refused(plugins, self._on)
         self._checking = [one.part for one in built if type(one.part).check is not ServerPart.check]
+        self._answering = [one.part for one in built if type(one.part).answer is not ServerPart.answer]
         self.events = events or Reader({})
         self.params = [one.params for one in built if one.params is not None]
         """Models of the request fields that they read."""
@@ -73,6 +85,8 @@ class ServerFeatures:
             if getattr(item, field, idle) != idle:
                 self.require(feature, field)
         if isinstance(item, GenerateInput):
+            for feature in item.extras:
+                self.require(feature, feature)
             for name, why in self._refused.items():
                 if getattr(item.sampling, name) != getattr(_UNSET, name):
                     raise InvalidRequest(f"{name} {why}", name)
@@ -111,6 +125,10 @@ class ServerFeatures:
             return None
         parts = [(one.item.name, one.part.max_seconds, own) for one, own in found]
         return RequestFeatures(parts, self.events, waits=waits)
+
+    def answer(self, item: GenerateInput | EmbedInput) -> AsyncGenerator[list[OutputDelta], None] | None:
+        """The reply to an input that a part makes in a way of its own; None: none does."""
+        return next(filter(None, (part.answer(item) for part in self._answering)), None)
 
     def operation(self, feature: str, name: str) -> Callable[..., Any] | None:
         """What a server part does by a name; None where it has none."""

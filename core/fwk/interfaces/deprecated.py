@@ -22,6 +22,7 @@ MODULES: Mapping[str, str] = {
     "fwk.interfaces.ranked": "fwk.interfaces.ranked_list",
     "fwk.layers.state": "fwk.interfaces.state",
     "fwk.layers.wanted": "fwk.layers.select_tokens",
+    "fwk.types.beam_search": "fwk_features.beam_search.search",
     "fwk.team": "fwk.native.thread_pool",
 }
 """Modules, by their former names."""

@@ -101,7 +101,7 @@ class GenerateInput:
     - ``service``: who asks, and what they expect.
     - ``cache_salt``: requests share K/V only with those of the same salt.
     - ``adapter``: name of a loaded LoRA adapter
-    - ``extras``: from a dialect to server parts of its own package; core reads nothing of it.
+    - ``extras``: by the name of a feature, what its server part reads; without it the request is refused.
     - ``media``: and ``payload``: of ``Frontend.place_media``
     """
 

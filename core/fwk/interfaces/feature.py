@@ -5,7 +5,7 @@ Core keeps lists of parts, which are empty in a run without features, and asks n
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -173,8 +173,8 @@ class FeatureSpec(Declaration):
     wire: what they send one another.
     params: pydantic model of the request fields that the server part reads, in ``GenerateInput.sampling.extra``.
     methods: operations of the server part that ``fwk.LLM`` and ``fwk.AsyncLLM`` have as methods of these names.
-    exclusive: operations of the server part that enter ``ServerPartContext.exclusive``: ``fwk.AsyncLLM`` runs one when
-        the calls before it have ended, and has those after it wait.
+    exclusive: operations of the server part that enter ``ServerPartContext.exclusive``, or run prompts by ``compute``:
+        ``fwk.AsyncLLM`` runs one when the calls before it have ended, and has those after it wait.
     one_server: why it is refused where K/V go from one server to another; empty: it is not.
     fields: those among ``fwk.types.sampling.FEATURE_FIELDS`` that ask for the feature. A request that sets one is
     refused where no feature that is on has it.
@@ -349,7 +349,9 @@ class ServerPartContext:
     - ``lifecycle``: for calls of its own at setup, ready, drain and close, and for work in the background.
     - ``task``: what the model is served for.
     - ``prompts``: of one that does not generate.
-    - ``compute``: in ``fwk.LLM``, ``compute(items, use_tqdm)`` checks and runs ``EmbedInput``: each a ``Completion``.
+    - ``prepare``: in ``fwk.LLM``, ``prepare(prompts, sampling, n, **fields)``: checked inputs, as of ``generate``.
+    - ``compute``: in ``fwk.LLM``, ``compute(items, use_tqdm)`` checks and runs inputs: each a ``Completion``.
+    - ``end_token_ids``: in ``fwk.LLM``, the tokens that end a text.
     - ``config``: the model's.
     - ``inputs``: kinds besides text that its prompts may have.
     - ``jobs``: runs the feature's ``JobPart``.
@@ -366,7 +368,9 @@ class ServerPartContext:
     plugins: Plugins | None = None
     task: str = "generate"
     prompts: PromptsServed | None = None
+    prepare: Callable[..., list[GenerateInput]] | None = None
     compute: Callable[..., Sequence[Any]] | None = None
+    end_token_ids: tuple[int, ...] = ()
     config: ModelConfig | None = None
     inputs: frozenset[str] = frozenset()
     jobs: Jobs = field(default_factory=Jobs)
@@ -455,6 +459,13 @@ class ServerPart:
         """What is done for a request; None, at no cost, for one that the feature has nothing to do with.
 
         caller: the name of the API key's holder, where it has one (``item.service.tenant`` stands for the key itself).
+        """
+        return None
+
+    def answer(self, item: GenerateInput | EmbedInput) -> AsyncGenerator[list[OutputDelta], None] | None:
+        """In a server: the whole reply to a checked input, made of those to others; None: it is made as any other.
+
+        Closing it must abort what it asked for (``Frontend.generate``).
         """
         return None
 

@@ -193,7 +193,10 @@ class ServerFrontend(Frontend):
         updater = self.service(WeightUpdater)
         return self.weights if updater is None or updater.served is None else updater.served
 
-    async def generate(self, item: AnyInput) -> AsyncGenerator[list[OutputDelta], None]:
+    def generate(self, item: AnyInput) -> AsyncGenerator[list[OutputDelta], None]:
+        return self.parts.answer(item) or self._generate(item)
+
+    async def _generate(self, item: AnyInput) -> AsyncGenerator[list[OutputDelta], None]:
         arrived = time.monotonic()
         parts = self.parts.open(item, self.key_names.get(item.service.tenant, ""))
         try:

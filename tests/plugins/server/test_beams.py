@@ -10,7 +10,9 @@ import pytest
 
 from fwk.errors import RequestFailed
 from fwk.interfaces.dialect import OutputDelta
+from fwk.interfaces.feature import ServerPartContext
 from fwk.types import TokenLogprobs
+from fwk_features.beam_search.server import BeamSearchServer
 from fwk_kit.testing.fake_frontend import EOS, deltas_of
 
 CHAT = "/v1/chat/completions"
@@ -38,6 +40,8 @@ def model(frontend):
         return [[OutputDelta(0, "?", [ranked[0][0]], "length", logprobs=[entry], num_output_tokens=1)]]
 
     frontend.script = script
+    context = ServerPartContext("beam_search", "tiny", frontend.text, frontend.check, frontend=frontend)
+    frontend.parts = [BeamSearchServer(context)]
     frontend.card = type(frontend.card)(
         **{name: getattr(frontend.card, name) for name in frontend.card.__slots__ if name != "end_token_ids"},
         end_token_ids=(EOS,),

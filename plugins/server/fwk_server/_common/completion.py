@@ -12,7 +12,7 @@ from fwk.errors import InvalidRequest
 from fwk.interfaces.dialect import Frontend, GenerateInput, Infill
 from fwk.types import SamplingParams
 from fwk.types.sampling import MAX_TOKEN_IDS
-from fwk_server._common.beams import with_beams
+from fwk_server._common.beams import FEATURE, with_beams
 from fwk_server._common.body import processor_extra, validate
 from fwk_server._common.caller import Caller
 from fwk_server._common.chat.constraints import read_constraint
@@ -112,7 +112,7 @@ def prepare(
         )
         for prompt in prompts
     ]
-    items = [with_beams(item, body, frontend) for item in items]
+    items = [with_beams(item, body) for item in items]
     if body.token_healing:
         items = [healed(item, frontend) for item in items]
     echoes = [prompt.as_text(frontend.text, sampling.skip_special_tokens) if body.echo else "" for prompt in prompts]
@@ -176,5 +176,6 @@ def check(call: CompletionCall, frontend: Frontend) -> CompletionCall:
     for i, item in enumerate(call.items):
         name = "prompt" if len(call.items) == 1 else f"prompt[{i}]"
         name += " and suffix" if call.body.suffix else ""
-        call.items[i] = checked(frontend, item, {"prompt": name, "prompt_token_ids": name, "grammar": call.constraint})
+        names = {"prompt": name, "prompt_token_ids": name, "grammar": call.constraint, FEATURE: "use_beam_search"}
+        call.items[i] = checked(frontend, item, names)
     return call

@@ -18,6 +18,7 @@ import msgspec
 from fwk.errors import InvalidRequest
 from fwk.interfaces.dialect import Frontend, GenerateInput, OutputDelta
 from fwk.types import GrammarRequest
+from fwk_server._common.beams import FEATURE
 from fwk_server._common.best_of import plain
 from fwk_server._common.chat.constraints import NO_GRAMMAR
 
@@ -41,7 +42,7 @@ def healed(item: GenerateInput, frontend: Frontend) -> GenerateInput:
         raise InvalidRequest(f"token_healing: {NO_GRAMMAR}", "token_healing")
     if item.sampling.grammar is not None:
         raise InvalidRequest("token_healing cannot be had with a grammar: it is one", "token_healing")
-    if type(item) is not GenerateInput:
+    if type(item) is not GenerateInput or FEATURE in item.extras:
         raise InvalidRequest("token_healing cannot be had with beams or best_of", "token_healing")
     ids = item.prompt_token_ids
     for count in range(1, min(MAX_TOKENS, len(ids) - 1) + 1):

@@ -11,7 +11,7 @@ import msgspec
 
 from fwk.errors import InvalidRequest
 from fwk.interfaces.dialect import Frontend, GenerateInput
-from fwk_server._common.beams import with_beams
+from fwk_server._common.beams import FEATURE, with_beams
 from fwk_server._common.body import processor_extra, validate
 from fwk_server._common.caller import Caller
 from fwk_server._common.chat.answers import Answer
@@ -134,7 +134,7 @@ def prepare(raw: Mapping[str, Any], frontend: Frontend, caller: Caller) -> ChatC
         media=placed.media,
         payload=placed.payload,
     )
-    item = with_beams(item, body, frontend)
+    item = with_beams(item, body)
     echo = text_of(messages[-1]["content"]) if body.echo else ""
     return ChatCall(body, item, echo, tools, constraint[1] if constraint is not None else None, thinks)
 
@@ -150,7 +150,12 @@ def check(call: ChatCall, frontend: Frontend) -> ChatCall:
     if call.reads_special(frontend):
         call.item = replace(call.item, sampling=msgspec.structs.replace(sampling, skip_special_tokens=False))
     check_scores(sampling.prompt_logprobs, len(call.item.prompt_token_ids))
-    names = {"logprobs": "top_logprobs", "prompt": "messages", "prompt_token_ids": "messages"}
+    names = {
+        "logprobs": "top_logprobs",
+        "prompt": "messages",
+        "prompt_token_ids": "messages",
+        FEATURE: "use_beam_search",
+    }
     if call.body.max_completion_tokens is not None:
         names["max_tokens"] = "max_completion_tokens"
     if sampling.grammar is not None:

@@ -11,7 +11,6 @@ from typing import Any, cast
 from fwk.errors import RequestFailed
 from fwk.interfaces.dialect import Frontend, GenerateInput, OutputDelta
 from fwk.types import TokenLogprobs
-from fwk_server._common.beams import BeamInput, searched
 from fwk_server._common.best_of import BestOfInput, ranked
 from fwk_server._common.healing import HealedInput, without_prefix
 
@@ -167,8 +166,6 @@ async def _several(frontend: Frontend, items: Sequence[GenerateInput]) -> Steps:
 
 
 def _generate(frontend: Frontend, item: GenerateInput) -> AsyncGenerator[list[OutputDelta], None]:
-    if isinstance(item, BeamInput):
-        return searched(frontend, item)
     if isinstance(item, BestOfInput):
         return ranked(frontend, item)
     if isinstance(item, HealedInput):
