@@ -16,6 +16,7 @@ from typing import Protocol
 import msgspec
 
 from fwk_jobs.frames import Answer, Cancel, Job, read_frame, write_frame
+from fwk_jobs.terminal import terminal_signals_blocked
 
 MAX_WAITING = 24
 """Jobs of a kind that may be under way or wait at once where the caller has no limit; more are refused."""
@@ -153,9 +154,10 @@ class JobProcess:
         if self._process is None or self._process.poll() is not None:
             command = [sys.executable, "-P", "-m", self._module]
             environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
-            process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, bufsize=0
-            )
+            with terminal_signals_blocked():
+                process = subprocess.Popen(
+                    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, bufsize=0
+                )
             assert process.stdin is not None
             with contextlib.suppress(OSError):
                 process.stdin.write(self._setup)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -11,6 +13,7 @@ import psutil
 import pytest
 
 from fwk.server.engine_process import EngineProcess, started_early
+from fwk_jobs.terminal import TERMINAL_SIGNALS
 
 
 def environment(process: psutil.Process) -> dict[str, str]:
@@ -48,6 +51,24 @@ async def test_an_engine_that_is_let_go_before_it_knows_its_model_ends_without_a
     engine.release()
     assert await asyncio.gather(engine.wait(), engine.wait()) == [1, 1]
     assert engine.has_ended
+    assert capfd.readouterr() == ("", "")
+
+
+async def test_what_a_terminal_sends_while_it_imports_is_its_parents(capfd: pytest.CaptureFixture[str]) -> None:
+    """Ctrl-C in the first seconds: the shell sends it to all, and the parent ends its engines."""
+    before = [signal.signal(number, signal.SIG_DFL) for number in TERMINAL_SIGNALS]
+    try:
+        engine = EngineProcess()
+    finally:
+        for number, handler in zip(TERMINAL_SIGNALS, before, strict=True):
+            signal.signal(number, handler)
+    for _ in range(4):
+        for number in TERMINAL_SIGNALS:
+            os.kill(engine.pid, number)
+        await asyncio.sleep(0.1)
+    assert not engine.has_ended
+    engine.release()
+    assert await engine.wait() == 1, "of itself"
     assert capfd.readouterr() == ("", "")
 
 

@@ -10,7 +10,6 @@ import contextlib
 import gc
 import logging
 import os
-import signal
 import sys
 import threading
 from concurrent.futures import Future
@@ -31,7 +30,7 @@ from fwk.process.gc import gc_paused
 from fwk.process.log import set_up_log
 from fwk.process.malloc import Heap
 from fwk.process.oom import prefer_as_victim
-from fwk.process.parent import continue_with_parent_gone
+from fwk.process.parent import continue_with_parent_gone, ignore_terminal_signals
 from fwk.process.progress import set_up_progress
 from fwk.types import EngineFailed, EngineReady
 
@@ -55,8 +54,7 @@ class LaunchSpec(msgspec.Struct):
 
 def main() -> int:
     """Load, serve, end. The exit code tells why."""
-    for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # what a terminal sends goes to all; the parent decides
+    ignore_terminal_signals()
     continue_with_parent_gone()
     prefer_as_victim()
     parent_pipe = ParentPipe()

@@ -6,6 +6,9 @@ import ctypes
 import signal
 import sys
 
+from fwk_jobs.terminal import ignore_terminal_signals as ignore_terminal_signals
+from fwk_jobs.terminal import terminal_signals_blocked as terminal_signals_blocked
+
 PR_SET_PDEATHSIG = 1
 """Linux's number of the request to prctl, from its headers."""
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from fwk.interfaces.parallel import threads_each
 from fwk.process.kernel_caches import bound_kernel_caches
+from fwk.process.parent import terminal_signals_blocked
 from fwk.process.threads import configure_omp_env
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ class EngineProcess:
 
     def __init__(self, num_engines: int = 1) -> None:
         command = [sys.executable, "-P", "-m", "fwk.engine.process"]  # -P: no code from the current directory
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, env=_environment(num_engines), bufsize=0)
+        with terminal_signals_blocked():
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, env=_environment(num_engines), bufsize=0)
         self._ended: Future[int] | None = None
         self.model_bytes = 0
         """What the model's files hold, where that is known before it is told what to load."""

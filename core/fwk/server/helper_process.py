@@ -20,6 +20,7 @@ from fwk.interfaces.feature import JobPartContext
 from fwk.plugins import PluginFactory, discover
 from fwk.plugins.audit import Audit
 from fwk.process.oom import prefer_as_victim
+from fwk.process.parent import ignore_terminal_signals
 from fwk.server.helper import GrammarJob, HelperSetup
 from fwk.setup.checkpoint import open_model
 from fwk.text import model_text
@@ -129,8 +130,8 @@ def _lower_priority() -> None:
 
 def main() -> None:
     """Serve until standard input is closed."""
-    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # what a terminal sends goes to all; the parent decides
+    ignore_terminal_signals()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     prefer_as_victim()
     line = b""
     while not line.endswith(b"\n"):

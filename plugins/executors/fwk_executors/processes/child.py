@@ -11,7 +11,6 @@ import contextlib
 import gc
 import os
 import queue
-import signal
 import socket
 import sys
 import threading
@@ -22,7 +21,7 @@ import msgspec
 
 from fwk.errors import FwkError, one_line_traceback
 from fwk.interfaces.executor import Worker
-from fwk.process.parent import continue_with_parent_gone
+from fwk.process.parent import continue_with_parent_gone, ignore_terminal_signals
 from fwk.types import StepResult
 from fwk_executors._common.torch_group import Position, TorchGroup
 from fwk_executors.processes.messages import (
@@ -149,7 +148,6 @@ def placed() -> Placement:
 
 
 if __name__ == "__main__":
-    for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # what a terminal sends goes to all; the server decides
+    ignore_terminal_signals()
     continue_with_parent_gone()
     Child(socket.socket(fileno=int(sys.argv[1])), placed() if sys.argv[2:] == ["placed"] else None).run()

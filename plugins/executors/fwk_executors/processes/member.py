@@ -17,6 +17,7 @@ import msgspec
 
 from fwk.errors import EngineDead, FwkError
 from fwk.interfaces.executor import NodeContext, WorkerNode
+from fwk.process.parent import terminal_signals_blocked
 from fwk_executors.processes import ProcessesOptions
 from fwk_executors.processes.messages import (
     Attach,
@@ -228,13 +229,14 @@ def _stop(number: int, _: FrameType | None) -> None:
 def _start(connection: socket.socket, placement: Placement, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """The process of a rank, to which the connection belongs from now on."""
     connection.settimeout(None)
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "fwk_executors.processes.child", str(connection.fileno()), "placed"],
-        stdin=subprocess.PIPE,
-        pass_fds=[connection.fileno()],
-        env=dict(environment),
-        bufsize=0,
-    )
+    with terminal_signals_blocked():
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "fwk_executors.processes.child", str(connection.fileno()), "placed"],
+            stdin=subprocess.PIPE,
+            pass_fds=[connection.fileno()],
+            env=dict(environment),
+            bufsize=0,
+        )
     assert process.stdin is not None
     with contextlib.suppress(OSError):  # it has died already
         process.stdin.write(msgspec.json.encode(placement) + b"\n")
