@@ -41,6 +41,19 @@ def patch_once_a_launch() -> None:
     interpreter._patch_lang = patch
 
 
+def convert_arrays_of_one() -> None:
+    """Triton before 3.9 makes its tensors of one number indices by ``int(array)``, which numpy 2.4 and newer refuse."""
+    from triton.runtime import interpreter
+
+    real = interpreter._patch_lang_tensor
+
+    def patch(tensor: Any, scope: Any) -> None:
+        real(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda x: int(x.handle.data.item()))
+
+    interpreter._patch_lang_tensor = patch
+
+
 def check_never_chosen_by_itself(plugins: PluginSet, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """``auto`` leaves the plugin ``triton`` alone, which needs a device it compiles for or the interpreter."""
     declaration = find(plugins, family, "triton").declaration
