@@ -106,7 +106,6 @@ def check(run: dict[str, Any], limits: dict[str, list[Any]], name: str, folder: 
 PLAIN = {"executors": "auto", "quant": "none", "drafts": "none", "cache": "radix"}
 
 
-@pytest.mark.gate(4)
 @pytest.mark.parametrize(
     ("run", "limits", "name", "starts"),
     [
@@ -114,7 +113,13 @@ PLAIN = {"executors": "auto", "quant": "none", "drafts": "none", "cache": "radix
         ({}, {"executors": ["inprocess"]}, "third", False),
         ({"executors": "inprocess"}, {}, "auto", False),
         ({"executors": "threaded"}, {}, "third", False),
-        ({"quant": "int8", "drafts": "chain"}, {"tp_size": [2], "quant": ["int8"]}, "auto", True),
+        pytest.param(
+            {"quant": "int8", "drafts": "chain"},
+            {"tp_size": [2], "quant": ["int8"]},
+            "auto",
+            True,
+            marks=pytest.mark.sweep,  # two ranks are started, as in tests/e2e/test_tensor_parallel.py
+        ),
     ],
 )
 def test_a_few(

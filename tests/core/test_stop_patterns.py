@@ -47,7 +47,6 @@ def found(source: str, pieces: list[str]) -> tuple[int, int] | None:
     return None
 
 
-@pytest.mark.gate(4)
 @pytest.mark.parametrize("source", SOURCES)
 @given(pieces=st.lists(st.text(alphabet="abcdxy1 \n", max_size=6), max_size=5))
 def test_the_match_that_is_complete_first_is_found(source: str, pieces: list[str]) -> None:

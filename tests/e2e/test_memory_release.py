@@ -35,7 +35,7 @@ def server(spawn: Start, request: pytest.FixtureRequest) -> Server:
     return spawn("--enable-memory-saver", "--admin-api-key", "admin-key", *request.param)
 
 
-@pytest.mark.gate(1)
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("down", "up"),
     [("/release_memory_occupation", "/resume_memory_occupation"), ("/sleep?level=2", "/wake_up")],
@@ -60,6 +60,7 @@ def test_engines_end_and_come_again(server: Server, down: str, up: str) -> None:
     server.check_invariants()
 
 
+@pytest.mark.sweep
 async def test_what_runs_is_not_lost(server: Server) -> None:
     async with connect(server) as client:
         running = asyncio.create_task(client.stream(prompt="a", max_tokens=400, ignore_eos=True))
@@ -74,6 +75,7 @@ async def test_what_runs_is_not_lost(server: Server) -> None:
     assert server.health() == 200
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("path", "body", "words"),
     [

@@ -113,6 +113,7 @@ def served(server: Server) -> list[list[int]]:
     return [reply.json()["choices"][0]["token_ids"] for reply in replies]
 
 
+@pytest.mark.sweep
 def test_a_receiver_has_the_seeds_tokens(seed: Server, model: Path, here: Path, python_path: str) -> None:
     """Without a file of weights; it does not reveal the key; and it is no seed itself."""
     receiver = Server(here, *flags(port_of(seed)), "--admin-api-key", "own", python_path=python_path)
@@ -134,7 +135,7 @@ def test_a_receiver_has_the_seeds_tokens(seed: Server, model: Path, here: Path, 
         receiver.close()
 
 
-@pytest.mark.gate(1)
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "given",
     [
@@ -209,6 +210,7 @@ def test_files_that_changed_are_not_given_out(
         server.close()
 
 
+@pytest.mark.sweep
 def test_another_model_is_refused(seed: Server, model: Path, tmp_path: Path) -> None:
     wider = only_text(model, tmp_path / "wider", intermediate_size=512)
     with pytest.raises(ModelLoadError, match=r"serves another model than .*intermediate_size is 512 here"):

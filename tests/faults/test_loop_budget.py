@@ -62,6 +62,7 @@ async def attack(server: Server, work: list[tuple[str, dict[str, Any]]], wanted:
     assert probe.slowest < HANG_SECONDS
 
 
+@pytest.mark.sweep
 async def test_long_stop_strings_cost_little(tiny: Server) -> None:
     body = {"prompt": "x", "n": 16, "max_tokens": 450, "allowed_token_ids": [ord("a")], "stop": STOPS}
     for stream in (False, True):

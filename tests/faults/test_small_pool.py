@@ -29,7 +29,7 @@ def pool(spawn: Start, request: pytest.FixtureRequest) -> Server:
     return spawn(*FLAGS[request.param])
 
 
-@pytest.mark.gate(1)
+@pytest.mark.sweep
 async def test_larger_than_the_pool(pool: Server) -> None:
     steps = pool.stats()["steps"]
     async with connect(pool) as client:
@@ -49,7 +49,7 @@ async def test_larger_than_the_pool(pool: Server) -> None:
     pool.check_invariants()
 
 
-@pytest.mark.gate(2)
+@pytest.mark.sweep
 @pytest.mark.parametrize(("length", "max_tokens"), [(POOL - 1, 1), (POOL // 2, POOL // 2)])
 async def test_exactly_full(pool: Server, length: int, max_tokens: int) -> None:
     async with connect(pool) as client:
@@ -82,6 +82,7 @@ async def test_growing_together(pool: Server) -> None:
     assert steps < NUM_GROWING * GROWN, "no faster than one after the other"
 
 
+@pytest.mark.sweep
 async def test_choices_grow_together(pool: Server) -> None:
     body: dict[str, Any] = {"prompt": "eight choices", "max_tokens": 150, "n": 8, "seed": 3, "ignore_eos": True}
     body |= {"temperature": 0.7}

@@ -43,6 +43,7 @@ def switch(server: Server, key: str = KEY, **order: Any) -> httpx.Response:
     return httpx.post(f"{server.url}/plugins/switch", json=order, headers=headers, timeout=30, verify=NO_TLS)
 
 
+@pytest.mark.sweep
 async def test_switching_under_load_loses_no_request(two: Server) -> None:
     bodies = [
         {"prompt": f"request {i % 40}", "max_tokens": NUM_TOKENS, "priority": i % 50} for i in range(NUM_REQUESTS)
@@ -69,6 +70,7 @@ async def test_switching_under_load_loses_no_request(two: Server) -> None:
     two.check_invariants()
 
 
+@pytest.mark.sweep
 def test_routes_come_and_go(two: Server) -> None:
     body = {"inputs": "Hi", "parameters": {"max_new_tokens": 2}}
     assert two.post(body, "/generate").status_code == 200
@@ -79,6 +81,7 @@ def test_routes_come_and_go(two: Server) -> None:
     two.check_invariants()
 
 
+@pytest.mark.sweep
 def test_what_cannot_be_switched(two: Server) -> None:
     reply = switch(two, family="attention", name="torch")
     assert reply.status_code == 400
@@ -93,6 +96,7 @@ def test_what_cannot_be_switched(two: Server) -> None:
     two.check_invariants()
 
 
+@pytest.mark.sweep
 def test_only_the_administrator_switches(two: Server) -> None:
     order = {"family": "schedulers", "name": "fcfs"}
     assert two.post(order, "/plugins/switch").status_code == 401

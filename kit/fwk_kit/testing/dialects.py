@@ -114,7 +114,7 @@ class DialectSuite(PluginSuite):
         """Before the first token and after it: the frontend's generator is closed, at once."""
 
         def endless(given: GenerateInput) -> Any:
-            yield 0.2
+            yield 0.05
             for delta in deltas_of(given, "a" * 10_000):
                 yield [delta]
 

@@ -51,7 +51,6 @@ def by_hand(tensors: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
     return F.linear(x, tensors[f"{name}.weight"], tensors.get(f"{name}.bias"))
 
 
-@pytest.mark.gate(2)
 @pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize("bias", [False, True])
 def test_qkv_ranks_hold_whole_heads(size: int, bias: bool) -> None:
@@ -67,7 +66,6 @@ def test_qkv_ranks_hold_whole_heads(size: int, bias: bool) -> None:
     assert (layers[0].num_heads, layers[0].num_kv_heads) == (8 // size, 2 // size)
 
 
-@pytest.mark.gate(1)
 @pytest.mark.parametrize("kv_heads", [1, 2])
 def test_more_ranks_than_kv_heads_repeat_them(kv_heads: int) -> None:
     tensors = qkv_tensors(kv_heads)

@@ -57,7 +57,7 @@ def pid(executor: Any, rank: int) -> int:
     return executor._ranks[rank].pid
 
 
-@pytest.mark.gate(1)
+@pytest.mark.sweep
 @pytest.mark.parametrize("size", [2, 1])
 def test_the_whole_engine_runs_on_it(make: Make, size: int) -> None:
     executor = make(size, num_blocks=18)
@@ -131,6 +131,7 @@ def test_the_dead_are_to_blame_rather_than_those_they_were_dear_to(make: Make) -
         executor.collect(pending)
 
 
+@pytest.mark.sweep
 def test_ranks_that_choose_different_tokens_end_the_engine(make: Make) -> None:
     executor = make(faults={"1": {"2": "other_token"}})
     executor.load()
@@ -183,6 +184,7 @@ def test_a_death_while_loading_is_told(make: Make) -> None:
         executor.load()
 
 
+@pytest.mark.sweep
 def test_ranks_with_different_numbers_of_blocks_do_not_serve(make: Make) -> None:
     with pytest.raises(EngineDead, match="set up differently"):
         make(faults={"0": {"fewer_blocks": ""}, "1": {"fewer_blocks": ""}}).load()

@@ -136,6 +136,7 @@ def test_special_tokens_and_chat_template(checkpoint):
     assert "add_generation_prompt" in template
 
 
+@pytest.mark.sweep
 def test_answers_a_question(checkpoint):
     """The whole of it in transformers' model: a wrong row order or scale would not name Paris."""
     import jinja2

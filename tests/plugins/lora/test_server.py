@@ -120,6 +120,7 @@ async def test_models_in_parallel_are_each_its_merged_checkpoint(server: Server,
     server.check_invariants()
 
 
+@pytest.mark.sweep
 async def test_loading_and_unloading_under_load(server: Server, expected: Expected) -> None:
     """Whoever asks while an adapter comes and goes gets its tokens or is told; the others notice nothing.
 

@@ -313,6 +313,7 @@ async def test_the_limit_of_tokens_is_that_of_all_rounds(http, frontend, says):
     assert whole["incomplete_details"] == {"reason": "max_output_tokens"}
 
 
+@pytest.mark.sweep
 async def test_in_the_background_and_by_the_client(sdk, http, says):
     says(ADD, "It is 42.")
     started = await sdk.responses.create(model="tiny", input="Hi", tools=[NEVER], background=True)
