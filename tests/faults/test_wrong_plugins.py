@@ -70,7 +70,7 @@ def cases(
     return [Case(family, method, kind, outcome, body or {}, hook) for kind in kinds.split(", ")]
 
 
-TENSOR = "raises, None, string, empty, too long, wider, dtype"
+TENSOR = "raises, exits, None, string, empty, too long, wider, dtype"
 FEATURE = {"wrong_feature": True}
 CALLS = CHAT | {"tools": TOOLS}
 BIASED = {"logit_bias": {"5": 1}}
@@ -80,7 +80,7 @@ CASES = [
     *cases("quant", "apply", TENSOR, "step"),
     *cases("operators", "rms_norm", TENSOR, "step"),
     *cases("moe", "apply", TENSOR, "step"),
-    *cases("samplers", "sample", "raises, None, string, empty, too long, huge, negative", "step"),
+    *cases("samplers", "sample", "raises, exits, None, string, empty, too long, huge, negative", "step"),
     *cases("logits_processors", "add", "raises, string", "request", BIASED),
     *cases("logits_processors", "apply", TENSOR, "request", BIASED),
     *cases("logits_processors", "remove", "raises", "step", BIASED),
@@ -107,6 +107,7 @@ CASES = [
     *cases("features", "forget", "raises", "log", FEATURE, "worker"),
     *cases("observers", "request_finished", "raises", "log"),
     *cases("cache_tiers", "put", "raises", "degraded"),
+    *cases("cache", "insert", "raises", "degraded"),
     *cases("schedulers", "order", "None", "degraded"),
     *cases("speculative", "propose", "None", "degraded"),
     *cases("features", "step", "raises", "feature", FEATURE, "engine"),

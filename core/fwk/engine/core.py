@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from fwk.config import Config
+from fwk.engine.checked_cache import CheckedCache
 from fwk.engine.gate import CacheGate, GrammarGate
 from fwk.engine.kv_block_manager import KVBlockManager
 from fwk.engine.node import common
@@ -172,9 +173,11 @@ def _assemble(
     engine_index: int,
 ) -> Engine:
     options = config.engine
-    cache: PrefixCache = setup.factory.build(
+    built: PrefixCache = setup.factory.build(
         "cache", CacheContext, block_size=options.page_size, transfer=WorkerTransfer(executor)
     )
+    name = setup.factory.item("cache").label
+    cache = CheckedCache(built, name, lambda: scheduler.shared_blocks, lambda why: scheduler.parts.trouble(why))
     policy: SchedulePolicy = setup.factory.build("schedulers", ScheduleContext)
     limits = Limits(
         max_model_len=setup.max_sequence_len,

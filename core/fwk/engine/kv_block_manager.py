@@ -264,6 +264,12 @@ class KVBlockManager:
         """Copies that the next batch must make of blocks the cache has given up."""
         return self._cache.take_saves()
 
+    def shared_by(self, running: Iterable[Sequence]) -> list[int] | None:
+        """The prefix cache's blocks that sequences have; None: more are locked, for some that do not run."""
+        if self.reservations.num_locks:
+            return None
+        return [block for one in running for block, is_own in zip(one.blocks, one.is_owned, strict=True) if not is_own]
+
     def check(self, running: Iterable[Sequence]) -> None:
         """Prove that every block has one owner and every sequence the blocks of what it has computed."""
         sequences = list(running)

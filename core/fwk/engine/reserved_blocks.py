@@ -27,6 +27,8 @@ class Reservations(Blocks):
         self._cache = cache
         self._block_size = block_size
         self._open: list[ReservedBlocks] = []
+        self.num_locks = 0
+        """On paths of the prefix cache."""
 
     @property
     def block_ids(self) -> list[int]:
@@ -47,10 +49,12 @@ class Reservations(Blocks):
         blocks = self._allocator.allocate(count)
         tokens = list(token_ids[match.num_tokens : match.num_tokens + count * self._block_size])
         self._open.append(ReservedBlocks(match.node, blocks, tokens))
+        self.num_locks += 1
         return self._open[-1]
 
     def settle(self, reserved: ReservedBlocks, *, has_arrived: bool) -> None:
         self._open.remove(reserved)
+        self.num_locks -= 1
         node, taken = reserved.node, [False] * len(reserved.block_ids)
         if has_arrived:
             node, taken = self._cache.insert(node, reserved.token_ids, reserved.block_ids)
@@ -63,7 +67,9 @@ class Reservations(Blocks):
         if not blocks:
             return None
         self._cache.lock(sequence.node)
+        self.num_locks += 1
         return HeldBlocks(sequence.node, blocks)
 
     def let_go(self, held: HeldBlocks) -> None:
         self._cache.unlock(held.node)
+        self.num_locks -= 1

@@ -115,6 +115,11 @@ class Scheduler:
         return room if encoder is None else room - encoder.max_added(self.limits.block_size)
 
     @property
+    def shared_blocks(self) -> list[int] | None:
+        """The prefix cache's blocks that sequences use; None: they may use any."""
+        return self._kv_blocks.shared_by(self._running)
+
+    @property
     def policy(self) -> SchedulePolicy:
         return self._queue.policy.policy
 

@@ -63,7 +63,11 @@ class EngineFeatures:
 
     def _fail(self, part: EnginePart, why: str) -> None:
         self.failed[part.name] = why
-        self.troubles = (*self.troubles, f"{why}; requests for it are refused")
+        self.trouble(f"{why}; requests for it are refused")
+
+    def trouble(self, why: str) -> None:
+        """Add to ``troubles``."""
+        self.troubles = (*self.troubles, why)
 
     def why_failed(self, parts: Parts) -> str | None:
         """Why one of these has failed; None: none has."""

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fwk.engine.checked_cache import CheckedCache
 from fwk.engine.core import Engine, EngineInfo
 from fwk.engine.gate import CacheGate
 from fwk.engine.kv_block_manager import KVBlockManager
@@ -247,11 +248,12 @@ def make_engine(  # noqa: PLR0913 - a test names the few settings it is about
     tiers: Callable[[CacheTierContext], list[CacheTier]] | None = None,
     is_late: bool = False,
     keeps_policy: bool = True,
+    keeps_cache: bool = True,
     **limits: Any,
 ) -> Engine:
     """An engine on a fake worker, with the real scheduler, cache and policy, checking its books every step.
 
-    keeps_policy: a policy that fails ends the engine, where others replace it.
+    keeps_policy, keeps_cache: one that fails ends the engine, where others replace it or leave it out.
     """
     plugins = installed()
     cache_item = _take(plugins, "cache", cache)
@@ -263,7 +265,14 @@ def make_engine(  # noqa: PLR0913 - a test names the few settings it is about
         worker.use_tiers(tiers)
     executor = (LateExecutor if is_late else FakeExecutor)(worker, depth)
     own = plugin_options(cache_item, {cache_item.key: cache_options or {}})
-    cache_object = build(cache_item, CacheContext(block_size, own, WorkerTransfer(executor)))
+
+    def failed(why: str) -> None:
+        if keeps_cache:
+            raise AssertionError(why)
+        scheduler.parts.trouble(why)
+
+    built = build(cache_item, CacheContext(block_size, own, WorkerTransfer(executor)))
+    cache_object = CheckedCache(built, cache_item.label, lambda: scheduler.shared_blocks, failed)
     policy_object = policy_object or make_policy(policy, policy_options)
     limits_object = Limits(
         max_model_len=max_len,

@@ -51,7 +51,7 @@ class CheckedDecoder:
                 if why is None:
                     return drafts
                 self._stop(f"{why} in propose", why)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 self._raised(error, "propose")
         return Drafts([[] for _ in view.slots])
 
@@ -59,10 +59,10 @@ class CheckedDecoder:
         if self._is_on:
             try:
                 getattr(self._decoder, event)(what)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 self._raised(error, event)
 
-    def _raised(self, error: Exception, where: str) -> None:
+    def _raised(self, error: BaseException, where: str) -> None:
         why = str(error) if isinstance(error, PluginFault) else f"raised {type(error).__name__}"
         self._stop(f"{why} in {where}", one_line_traceback(error))
 

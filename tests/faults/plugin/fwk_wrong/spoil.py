@@ -37,6 +37,10 @@ def _raise(answer: Any) -> Any:
     raise Fault
 
 
+def _exit(answer: Any) -> Any:
+    raise SystemExit(3)
+
+
 def _crash(number: signal.Signals) -> Callable[[Any], Any]:
     return lambda answer: signal.raise_signal(number)
 
@@ -47,6 +51,7 @@ def _filled(number: int) -> Callable[[Any], Any]:
 
 KINDS: dict[str, Callable[[Any], Any]] = {
     "raises": _raise,
+    "exits": _exit,
     "None": lambda answer: None,
     "float": lambda answer: 1.5,
     "string": lambda answer: "wrong",
