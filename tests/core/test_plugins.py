@@ -15,7 +15,7 @@ import pytest
 from tests.helpers.fake_plugins import FakeEntryPoint, declare, plugin
 
 import fwk
-from fwk import AttentionBackendSpec, Facts, Host, Needs, SchedulePolicySpec, hookimpl
+from fwk import AttentionBackendSpec, Facts, Host, Needs, SchedulePolicySpec, SpeculativeDecoderSpec, hookimpl
 from fwk.config import EngineOptions
 from fwk.errors import PluginError, PluginLoadError
 from fwk.interfaces.declaration import installed_version
@@ -150,10 +150,23 @@ def test_a_half_loaded_plugin_leaves_nothing_behind() -> None:
     assert "must return AttentionBackendSpec objects, not str" in broken.error
 
 
+def undecorated(*declared: object) -> ModuleType:
+    module = ModuleType("undecorated")
+    module.attention_backends = lambda: list(declared)  # type: ignore[attr-defined]
+    return module
+
+
 @pytest.mark.parametrize(
     ("module", "message"),
     [
         (plugin(attention("x"), attention("x")), "declares attention.x twice"),
+        (plugin(attention("auto")), "attention backend 'auto' has a name that means something else to its option"),
+        (plugin(SpeculativeDecoderSpec(name="none", load="a:b"), hook="speculative_decoders"), "has a name that means"),
+        (plugin(attention("x", rank="high")), "attention backend 'x' has rank='high', which is no int"),
+        (plugin(attention("x", needs=None)), "attention backend 'x' has needs=None, which is no Needs"),
+        (plugin(attention("x", kernels="a.cpp")), "has kernels='a.cpp', which is no tuple[Path, ...]"),
+        (undecorated(attention("x")), "declares nothing: @hookimpl belongs before attention_backends"),
+        (ModuleType("empty"), "declares nothing: @hookimpl belongs before a function of it"),
         (plugin(hook="attention_backend"), "unknown hook 'attention_backend' (did you mean 'attention_backends'?)"),
         (plugin(attention("x", api=99)), "written for version 99 of the attention interface"),
         (plugin(SchedulePolicySpec(name="x", load="a:b")), "must return AttentionBackendSpec objects"),

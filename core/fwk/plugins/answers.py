@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import builtins
 import inspect
 import logging
-import re
-import sys
-from collections import ChainMap
-from collections.abc import Callable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import is_dataclass
 from functools import cache, wraps
-from types import SimpleNamespace, UnionType
-from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, Literal, cast
 
 from fwk.errors import FwkError, NotCapturable, PluginFault, one_line_traceback
 from fwk.plugins.discovery import OWN, Registered
 from fwk.plugins.families import FAMILIES
+from fwk.plugins.fitting import fitting, in_words, type_of
 
 log = logging.getLogger(__name__)
 
@@ -128,7 +123,7 @@ def guarded(
             if checks is not None or type(answer) not in _PLAIN:
                 entered(answer, args, fields)
             return answer
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             _blame(who, name, error)
             raise
 
@@ -138,7 +133,7 @@ def guarded(
             answer = await method(*args, **fields)
             entered(answer, args, fields)
             return answer
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             _blame(who, name, error)
             raise
 
@@ -147,7 +142,7 @@ def guarded(
     return found
 
 
-def _blame(who: str, name: str, error: Exception) -> None:
+def _blame(who: str, name: str, error: BaseException) -> None:
     """Raise ``PluginFault`` for what a plugin may not raise."""
     if isinstance(error, FwkError | NotCapturable | MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return  # the last one is torch's
@@ -166,16 +161,11 @@ def _answers(interface: type[Any], name: str) -> Check | None:
     """What holds an answer against the type that an interface's method declares; None: anything is one."""
     own = inspect.getattr_static(interface, name)
     method: Any = own.fget if isinstance(own, property) else own
-    told = SimpleNamespace(__annotations__={"return": method.__annotations__.get("return", Any)})
-    module = sys.modules[interface.__module__].__dict__
-    try:
-        kind = get_type_hints(told, {}, ChainMap(module, builtins.__dict__, _Unknown()))
-    except (AttributeError, TypeError):  # of a module that is imported for type checkers alone
+    kind = type_of(interface, method.__annotations__.get("return", Any))
+    fits = fitting(kind)
+    if fits is None or kind is type(None):
         return None
-    fits = _fits(kind["return"])
-    if fits is None or kind["return"] is type(None):
-        return None
-    words = re.sub(r"\w+\.", "", inspect.formatannotation(kind["return"]))
+    words = in_words(kind)
 
     def check(answer: Any, *args: Any, **fields: Any) -> str | None:
         if fits(answer):
@@ -183,54 +173,3 @@ def _answers(interface: type[Any], name: str) -> Check | None:
         return f"answered {'None' if answer is None else f'a {type(answer).__name__}'}, no {words},"
 
     return check
-
-
-class _Unknown(dict[str, Any]):
-    """Names that type checkers alone know."""
-
-    def __missing__(self, name: str) -> Any:
-        return getattr(sys.modules.get("torch"), name, Any)
-
-    def __contains__(self, name: object) -> bool:
-        return True
-
-
-def _fits(kind: Any) -> Callable[[Any], bool] | None:
-    """Whether an answer is of a type, as far as that can be seen; None: anything is."""
-    origin, args = get_origin(kind), get_args(kind)
-    parts = [_fits(one) for one in args]
-    if kind is None or kind is type(None):
-        return lambda answer: answer is None
-    if kind is int:
-        return lambda answer: hasattr(answer, "__index__")
-    if kind is float:
-        return lambda answer: hasattr(answer, "__float__")
-    if kind is bool:
-        return lambda answer: answer is True or answer is False or type(answer).__name__.startswith("bool")  # numpy's
-    if origin in (Union, UnionType):
-        alternatives = [part for part in parts if part is not None]
-        return (lambda answer: any(fits(answer) for fits in alternatives)) if len(alternatives) == len(parts) else None
-    if isinstance(origin, type) and issubclass(origin, Mapping):
-        return lambda answer: isinstance(answer, Mapping) and _all(parts[0], answer) and _all(parts[1], answer.values())
-    if origin is tuple and args[-1] is not Ellipsis:
-        return lambda answer: _are(parts, answer)
-    if isinstance(origin, type) and issubclass(origin, Sequence | AbstractSet):
-        return lambda answer: isinstance(answer, _SEVERAL) and not isinstance(answer, _TEXTS) and _all(parts[0], answer)
-    if kind is Any or kind is object or not isinstance(kind, type) or getattr(kind, "_is_protocol", False):
-        return None
-    return lambda answer: isinstance(answer, kind)
-
-
-_SEVERAL: Any = (Sequence, AbstractSet)
-_TEXTS: Any = (str, bytes)
-
-
-def _all(fits: Callable[[Any], bool] | None, answers: Any) -> bool:
-    return fits is None or all(map(fits, answers))
-
-
-def _are(parts: list[Callable[[Any], bool] | None], answer: Any) -> bool:
-    """Whether an answer is a tuple of these parts."""
-    if not isinstance(answer, tuple | list) or len(cast("tuple[Any, ...]", answer)) != len(parts):
-        return False
-    return all(_all(fits, [one]) for fits, one in zip(parts, cast("tuple[Any, ...]", answer), strict=True))

@@ -17,6 +17,7 @@ from fwk.config import EngineOptions, ModelOptions, Options, PluginOptions, Serv
 from fwk.errors import PluginError, one_line
 from fwk.interfaces.declaration import LIMITED, Declaration
 from fwk.plugins.families import FAMILIES, ORDER, PARTS, VERSIONS, closest
+from fwk.plugins.fitting import misfit
 from fwk.plugins.versions import Adapter, ApiVersion
 
 GROUP = "fwk"
@@ -215,7 +216,11 @@ class PluginSet:
 
     def _declarations(self, plugin: object) -> list[Declaration]:
         found: list[Declaration] = []
-        for caller in self.manager.get_hookcallers(plugin) or []:
+        callers = self.manager.get_hookcallers(plugin)
+        if not callers:
+            bare = [family.hook for family in FAMILIES.values() if callable(getattr(plugin, family.hook, None))]
+            raise TypeError(f"declares nothing: @hookimpl belongs before {', '.join(bare) or 'a function of it'}")
+        for caller in callers:
             if caller.spec is None:
                 known = sorted(family.hook for family in FAMILIES.values())
                 hint = closest(caller.name, known)
@@ -227,6 +232,11 @@ class PluginSet:
         return found
 
     def _adapted(self, item: Declaration, plugin: str, package: str, version: str) -> Registered:
+        wrong = None if package == OWN else misfit(item)
+        if item.name == "auto" or (item.name == "none" and FAMILIES[item.family].has_none):
+            wrong = "has a name that means something else to its option"
+        if wrong is not None:
+            raise TypeError(f"{FAMILIES[item.family].noun} {item.name!r:.100} {wrong}")
         known = self.versions[item.family]
         refusal = known.refusal(item.family, item.name, package, item.api)
         if refusal is not None:

@@ -14,13 +14,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
 from importlib.metadata import Distribution, distributions, entry_points
 from importlib.util import find_spec
+from inspect import isfunction
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
 
 from fwk.errors import ConfigError, PluginLoadError
 from fwk.interfaces.declaration import Host
-from fwk.plugins import PluginSet, discover, load_object
+from fwk.plugins import FAMILIES, PluginSet, discover, load_object
 from fwk.plugins.discovery import GROUP, OWN
 
 SLOW_SECONDS = 0.01
@@ -49,6 +50,7 @@ def doctor(allow_override: Iterable[str] = (), url: str | None = None) -> list[F
         *_old(plugins),
         *_needs(plugins),
         *_loads(plugins),
+        *_undeclared(plugins),
         *_overrides(plugins, set(allow_override)),
         *_slow(plugins),
     ]
@@ -126,9 +128,26 @@ def _loads(plugins: PluginSet) -> Iterator[Finding]:
         values = [str(getattr(item.declaration, field.name)) for field in fields(item.declaration)]
         for place in filter(PLACE.fullmatch, values):
             try:
-                load_object(item, place)
+                found = load_object(item, place)
             except PluginLoadError as error:
                 yield Finding("error", item.key, str(error))
+            else:
+                if not callable(found):
+                    kind = type(found).__name__
+                    yield Finding(
+                        "error", item.key, f"plugin {item.source}: {place} makes nothing: it is of type {kind}"
+                    )
+
+
+def _undeclared(plugins: PluginSet) -> Iterator[Finding]:
+    """Functions that are called like a hook, defined where hooks are, and lack ``@hookimpl``."""
+    for label, plugin in plugins.manager.list_name_plugin():
+        own = {caller.name for caller in plugins.manager.get_hookcallers(plugin) or ()}
+        for family in FAMILIES.values():
+            found = vars(plugin).get(family.hook)
+            here = getattr(found, "__module__", None) == getattr(plugin, "__name__", "") and isfunction(found)
+            if here and family.hook not in own and not label.endswith(f" of {OWN}"):
+                yield Finding("warning", label, f"its function {family.hook} lacks @hookimpl, and so declares nothing")
 
 
 def _overrides(plugins: PluginSet, allowed: set[str]) -> Iterator[Finding]:

@@ -1,0 +1,99 @@
+"""Whether what a plugin declares or answers is of the type that an interface says, as far as that can be seen."""
+
+from __future__ import annotations
+
+import builtins
+import inspect
+import re
+import sys
+from collections import ChainMap
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import fields
+from functools import cache
+from types import SimpleNamespace, UnionType
+from typing import Any, Union, cast, get_args, get_origin, get_type_hints
+
+from fwk.interfaces.declaration import Declaration
+
+
+def type_of(interface: type[Any], annotation: object) -> Any:
+    """What an annotation of an interface stands for; ``Any`` where type checkers alone can tell."""
+    told = SimpleNamespace(__annotations__={"it": annotation})
+    names = ChainMap(sys.modules[interface.__module__].__dict__, builtins.__dict__, _Unknown())
+    try:
+        return get_type_hints(told, {}, names)["it"]
+    except (AttributeError, TypeError):  # of a module that is imported for type checkers alone
+        return Any
+
+
+def in_words(kind: Any) -> str:
+    """A type as one reads it in a source."""
+    return re.sub(r"\w+\.", "", inspect.formatannotation(kind))
+
+
+def misfit(item: Declaration) -> str | None:
+    """A field of a declaration that has a value of another type than it says, as a predicate; None: there is none."""
+    for field in fields(item):
+        owner = next(cls for cls in type(item).__mro__ if field.name in inspect.get_annotations(cls))
+        kind = _kind_of(owner, str(field.type))
+        fits, value = fitting(kind), getattr(item, field.name)
+        if fits is not None and not fits(value):
+            return f"has {field.name}={value!r:.100}, which is no {in_words(kind)}"
+    return None
+
+
+@cache
+def _kind_of(owner: type[Any], annotation: str) -> Any:
+    return type_of(owner, annotation)
+
+
+class _Unknown(dict[str, Any]):
+    """Names that type checkers alone know."""
+
+    def __missing__(self, name: str) -> Any:
+        return getattr(sys.modules.get("torch"), name, Any)
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+
+def fitting(kind: Any) -> Callable[[Any], bool] | None:
+    """Whether an answer is of a type, as far as that can be seen; None: anything is."""
+    origin, args = get_origin(kind), get_args(kind)
+    parts = [fitting(one) for one in args]
+    if kind is None or kind is type(None):
+        return lambda answer: answer is None
+    if kind is int:
+        return lambda answer: hasattr(answer, "__index__")
+    if kind is float:
+        return lambda answer: hasattr(answer, "__float__")
+    if kind is bool:
+        return lambda answer: answer is True or answer is False or type(answer).__name__.startswith("bool")  # numpy's
+    if origin in (Union, UnionType):
+        alternatives = [part for part in parts if part is not None]
+        return (lambda answer: any(fits(answer) for fits in alternatives)) if len(alternatives) == len(parts) else None
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return lambda answer: isinstance(answer, Mapping) and _all(parts[0], answer) and _all(parts[1], answer.values())
+    if origin is tuple and args[-1] is not Ellipsis:
+        return lambda answer: _are(parts, answer)
+    if isinstance(origin, type) and issubclass(origin, Sequence | AbstractSet):
+        return lambda answer: isinstance(answer, _SEVERAL) and not isinstance(answer, _TEXTS) and _all(parts[0], answer)
+    if kind is Any or kind is object or not isinstance(kind, type) or getattr(kind, "_is_protocol", False):
+        return None
+    return lambda answer: isinstance(answer, kind)
+
+
+_SEVERAL: Any = (Sequence, AbstractSet)
+_TEXTS: Any = (str, bytes)
+
+
+def _all(fits: Callable[[Any], bool] | None, answers: Any) -> bool:
+    return fits is None or all(map(fits, answers))
+
+
+def _are(parts: list[Callable[[Any], bool] | None], answer: Any) -> bool:
+    """Whether an answer is a tuple of these parts."""
+    if not isinstance(answer, tuple | list) or len(cast("tuple[Any, ...]", answer)) != len(parts):
+        return False
+    return all(_all(fits, [one]) for fits, one in zip(parts, cast("tuple[Any, ...]", answer), strict=True))
