@@ -20,7 +20,7 @@ from fwk.interfaces.loader import LoaderContext
 from fwk.interfaces.observer import ObserverContext
 from fwk_http import clients
 from fwk_http.clients import Allowance, BadReply
-from fwk_kv_transfer.remote_prefill.prefill_servers import PeerError, post
+from fwk_kv_transfer.remote_prefill.posting import PeerError, post
 from fwk_loaders.hub.source import HubSource
 from fwk_observability.otel import OtelOptions
 from fwk_observability.prometheus import PrometheusOptions
@@ -180,7 +180,7 @@ def test_an_allowance_counts_bytes_and_time() -> None:
 CONNECTS = {
     "core/fwk/server/engine_client.py": "zmq, to the engine that it started",
     "plugins/kv_transfer/fwk_kv_transfer/_common/signed.py": "its own protocol, signed and bounded",
-    "plugins/kv_transfer/fwk_kv_transfer/remote_prefill/prefill_servers.py": "Allowance",
+    "plugins/kv_transfer/fwk_kv_transfer/remote_prefill/posting.py": "Allowance",
     "plugins/server/fwk_server/openai_responses/mcp_client.py": "bound_httpx",
     "plugins/server/fwk_server/_common/records.py": "sqlite3, to a file",
     "plugins/cache/fwk_cache/redis/": "its own protocol, with a deadline, lines and sizes bounded",

@@ -17,6 +17,7 @@ import pytest
 from fwk.errors import ConfigError
 from fwk_kv_transfer.remote_prefill.messages import PREFILL, SIGNATURE, Order, sign
 from tests.helpers.client import Streamed, connect
+from tests.helpers.etcd_server import MISSING, EtcdServer, is_missing
 from tests.helpers.rig import Server, until, write_model
 from tests.helpers.servers import Start
 from tests.helpers.transports import transports
@@ -109,7 +110,7 @@ async def test_replies_are_those_of_one_server(site: Site, one: Server, transpor
         for body in BODIES:
             path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
             body = body | ({} if "messages" in body else {"return_token_ids": True})
-            body["cache_salt"] = transport + body.get("cache_salt", "")
+            body["cache_salt"] = f"{transport}{body.get('cache_salt', '')}"
             assert shown(decode.post(body, path)) == shown(one.post(body, path)), body
     body = {"prompt": "Stream this. " + TEXT, "max_tokens": 20, "n": 2, "seed": 1, "temperature": 0.9}
     async with connect(decode) as client, connect(one) as other:
@@ -287,6 +288,50 @@ def test_two_prefill_servers_take_turns(site: Site) -> None:
     for server in (first, second):
         until(lambda server=server: server.metric("fwk:kv_transfers_total") >= 3, 10, "every other prompt")
         is_whole(server)
+
+
+@pytest.mark.parametrize("kind", ["file", pytest.param("etcd", marks=pytest.mark.skipif(is_missing(), reason=MISSING))])
+def test_servers_join_and_leave_by_a_registry(site: Site, one: Server, tmp_path: Path, kind: str) -> None:
+    """A decode server that knows none has one that joins compute; killed ones are gone, and so may the registry be."""
+    etcd = EtcdServer() if kind == "etcd" else None
+    registry = etcd.url if etcd else f"file://{tmp_path}"
+    flags = ("--disaggregation-registry-lease", "2", "--disaggregation-registry", registry)
+
+    def prefill() -> Server:
+        port = str(free_port())
+        return site.prefill("--port", port, "--disaggregation-advertise-url", f"http://127.0.0.1:{port}", *flags)
+
+    def computes(server: Server) -> bool:
+        before = server.metric("fwk:kv_transfers_total")
+        decode.post({"prompt": f"{os.urandom(4).hex()} {TEXT}", "max_tokens": 2})
+        return server.metric("fwk:kv_transfers_total") > before
+
+    decode = site.server("decode", "--disaggregation-min-prompt-tokens", "17", *flags).start()
+    assert decode.golden == one.golden
+    assert "no prefill server is registered" in decode.get("/health").json()["reason"]
+    first = prefill()
+    until(lambda: computes(first), 20, "the first one computes", pause=0.3)
+    assert decode.get("/health").json()["status"] == "ok"
+    second = prefill()
+    until(lambda: computes(second), 20, "so does the second", pause=0.3)
+    for process in [*first.engines(recursive=True), *first.children()]:
+        process.kill()
+    first.process.kill()
+    until(lambda: f"the prefill server {first.url} has left" in decode.log, 20, "the killed one is gone", pause=0.3)
+    until(lambda: decode.get("/health").json()["status"] == "ok", 10, "and missed no more", pause=0.3)
+    if etcd is not None:
+        etcd.stop()
+        until(lambda: "registry" in decode.get("/health").json().get("reason", ""), 20, "etcd is missed", pause=0.3)
+        until(lambda: computes(second), 10, "what is known stays", pause=0.3)
+        etcd.start()
+        until(lambda: decode.get("/health").json()["status"] == "ok", 20, "another etcd is told", pause=0.3)
+    assert second.stop() == 0
+    until(lambda: f"the prefill server {second.url} has left" in decode.log, 20, "it has said so", pause=0.3)
+    assert decode._golden() == one.golden
+    is_whole(decode)
+    assert "Traceback" not in decode.log
+    if etcd is not None:
+        etcd.stop()
 
 
 def test_orders_of_strangers_are_refused(site: Site) -> None:

@@ -16,6 +16,7 @@ from fwk.config.secrets import read_secret
 from fwk.errors import ConfigError
 from fwk.interfaces.feature import FeatureRun, Wire
 from fwk.interfaces.prefix_cache import PrefixCacheSpec
+from fwk_kv_transfer.remote_prefill.registry import open_registry
 
 OF_DECODE = frozenset(
     ("disaggregation_prefill_servers", "disaggregation_max_retries", "disaggregation_min_prompt_tokens",
@@ -39,6 +40,27 @@ class RemotePrefillOptions(Options):
         (),
         "Servers that compute prompts for this one, as http://HOST:PORT; each prompt goes to the next of them.",
         stability="experimental",
+    )
+    disaggregation_registry: str | None = option(
+        None,
+        "Where prefill servers register, and decode servers find them: file:///FOLDER, which all of them see, or "
+        "etcd://HOST:PORT of an etcd, with further HOST:PORT after commas and a PREFIX of keys after a slash.",
+        stability="experimental",
+        min_length=1,
+        max_length=4096,
+    )
+    disaggregation_registry_lease: float = option(
+        10.0,
+        "Seconds after which a prefill server that renews its entry no more is gone from the registry.",
+        stability="experimental",
+        ge=1,
+        le=3600,
+    )
+    disaggregation_advertise_url: str | None = option(
+        None,
+        "URL at which decode servers reach this prefill server, as http://HOST:PORT: what it registers.",
+        stability="experimental",
+        min_length=1,
     )
     disaggregation_transfer_backend: str = option(
         "auto", "How K/V of prompts get from the one server's workers to the other's.", stability="experimental"
@@ -103,23 +125,45 @@ class RemotePrefillOptions(Options):
                 f"--disaggregation-mode {mode} needs --disaggregation-token-file FILE, with the same secret on all "
                 "these servers: without it, anyone could read K/V of prompts (openssl rand -hex 32 > FILE makes one)"
             )
-        if mode == "decode" and not self.disaggregation_prefill_servers:
+        if mode == "decode" and not self.disaggregation_prefill_servers and self.disaggregation_registry is None:
             raise ValueError(
                 "--disaggregation-mode decode needs --disaggregation-prefill-servers http://HOST:PORT, which compute "
-                "its prompts"
+                "its prompts, or a --disaggregation-registry where these register"
             )
         for url in self.disaggregation_prefill_servers:
-            if not _URL.fullmatch(url):
-                raise ValueError(
-                    f"--disaggregation-prefill-servers {url}: must be http://HOST:PORT or https://HOST:PORT"
-                )
+            _check_url("--disaggregation-prefill-servers", url)
+        self._check_registry()
         return self
+
+    def _check_registry(self) -> None:
+        given, advertised = self.disaggregation_registry, self.disaggregation_advertise_url
+        if given is None and self.disaggregation_registry_lease != 10.0:
+            raise ValueError("--disaggregation-registry-lease is for a --disaggregation-registry: leave it out here")
+        if advertised is not None:
+            if self.disaggregation_mode == "decode" or given is None:
+                raise ValueError(
+                    "--disaggregation-advertise-url is for a server of --disaggregation-mode prefill with a "
+                    "--disaggregation-registry: leave it out here"
+                )
+            _check_url("--disaggregation-advertise-url", advertised)
+        if given is not None:
+            open_registry(given)
+            if self.disaggregation_mode == "prefill" and advertised is None:
+                raise ValueError(
+                    "--disaggregation-registry needs --disaggregation-advertise-url http://HOST:PORT, at which decode "
+                    "servers reach this one"
+                )
 
     def secret(self) -> bytes:
         """What the file of ``--disaggregation-token-file`` holds. Raises ``ConfigError``."""
         if self.disaggregation_token_file is None:
             raise ConfigError("--disaggregation-token-file FILE is needed")
         return read_secret(self.disaggregation_token_file, "--disaggregation-token-file")
+
+
+def _check_url(option: str, url: str) -> None:
+    if not _URL.fullmatch(url):
+        raise ValueError(f"{option} {url}: must be http://HOST:PORT or https://HOST:PORT")
 
 
 class KVSource(msgspec.Struct, array_like=True, frozen=True):
@@ -156,6 +200,8 @@ class RemotePrefillSpec(FeatureSpec):
 
     def check_server(self, configs: Sequence[Config], options: RemotePrefillOptions) -> None:
         options.secret()
+        if options.disaggregation_registry is not None:
+            open_registry(options.disaggregation_registry).check()
         mode = f"--disaggregation-mode {options.disaggregation_mode}"
         if len(configs) > 1:
             raise ConfigError(f"{mode} is not possible with several models (--also): start servers for each")

@@ -13,6 +13,7 @@ from fastapi import FastAPI, Request, Response
 from fwk.errors import InvalidRequest, NotServed, RequestFailed
 from fwk.interfaces.dialect import EmbedInput, GenerateInput
 from fwk.interfaces.feature import Ask, RequestPart, ServerPartContext
+from fwk.interfaces.lifecycle import Stage
 from fwk.types import SamplingParams
 from fwk_http.replies import CLIENT_CLOSED, unless_disconnected
 from fwk_kv_transfer.remote_prefill import KVSource, RemotePrefillOptions
@@ -31,6 +32,7 @@ from fwk_kv_transfer.remote_prefill.messages import (
     is_signed,
     sign,
 )
+from fwk_kv_transfer.remote_prefill.registry import Registration
 from fwk_kv_transfer.remote_prefill.server import SharedWork
 
 T = TypeVar("T")
@@ -66,6 +68,15 @@ class PrefillRoutes(SharedWork):
         self._secret = options.secret()
         self._orders: dict[str, asyncio.Task[None]] = {}  # by key
         self._ranks: list[dict[str, Any]] | None = None  # ``KVExchange.about`` of the engine that lives
+        self._registration: Registration | None = None
+        if options.disaggregation_registry is not None and context.frontend is not None:
+            self._registration = Registration(options, self._secret)
+            context.lifecycle.on(Stage.READY, self._registration.begin)
+            context.lifecycle.background(self._registration.run)
+            context.lifecycle.on(Stage.DRAIN, self._registration.end)
+
+    def trouble(self) -> str | None:
+        return None if self._registration is None else self._registration.trouble()
 
     async def engine_begins(self, ask: Ask) -> None:
         self._ranks = None

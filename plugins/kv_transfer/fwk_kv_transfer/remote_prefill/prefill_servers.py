@@ -10,15 +10,12 @@ import time
 import uuid
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
-import httptools
 import msgspec
 
 from fwk.errors import ConfigError
 from fwk.interfaces.dialect import EmbedInput, GenerateInput
 from fwk.interfaces.feature import RequestPart, ServerPartContext
-from fwk_http.clients import Allowance, BadReply
 from fwk_kv_transfer.remote_prefill import KVSource, RemotePrefillOptions
 from fwk_kv_transfer.remote_prefill.messages import (
     ABOUT,
@@ -35,6 +32,8 @@ from fwk_kv_transfer.remote_prefill.messages import (
     is_signed,
     sign,
 )
+from fwk_kv_transfer.remote_prefill.posting import CONNECT_SECONDS, Answer, PeerError, post
+from fwk_kv_transfer.remote_prefill.registry import Registry, RegistryError, open_registry, read_entry
 from fwk_kv_transfer.remote_prefill.server import SharedWork
 
 log = logging.getLogger(__name__)
@@ -44,17 +43,13 @@ T = TypeVar("T")
 REST_SECONDS = 5.0
 """How long a server that has failed is not asked, while there are others."""
 
-MAX_ANSWER_BYTES = 2**20
-CONNECT_SECONDS = 5.0
-
-
-class PeerError(Exception):
-    """The other server cannot compute prompts for this one; the sentence says why."""
-
 
 @dataclass(eq=False, slots=True)
 class _Peer:
-    """A prefill server. mismatch: why its K/V can never be taken, until it was started anew."""
+    """A prefill server. mismatch: why its K/V can never be taken, until it was started anew.
+
+    is_registered: it came from the registry, and leaves with it.
+    """
 
     url: str
     tls: ssl.SSLContext | None
@@ -62,6 +57,12 @@ class _Peer:
     mismatch: str | None = None
     trouble: str | None = None
     rests_until: float = field(default=0.0)
+    is_registered: bool = False
+
+
+def _peer(url: str, *, is_registered: bool = False) -> _Peer:
+    tls = ssl.create_default_context() if url.startswith("https") else None
+    return _Peer(url, tls, is_registered=is_registered)
 
 
 class RemotePrefill(SharedWork):
@@ -75,7 +76,13 @@ class RemotePrefill(SharedWork):
         self._secret = options.secret()
         self._common: list[dict[str, str]] | None = None
         urls = [url.rstrip("/") for url in options.disaggregation_prefill_servers]
-        self._peers = [_Peer(url, ssl.create_default_context() if url.startswith("https") else None) for url in urls]
+        self._peers = [_peer(url) for url in urls]
+        self._registry: Registry | None = None
+        self._registry_trouble: str | None = None
+        self._are_engines_ready = False
+        if options.disaggregation_registry:
+            self._registry = open_registry(options.disaggregation_registry)
+            context.lifecycle.background(self._follow_registry)
         self._num_orders = 0
         self._telling: set[asyncio.Task[None]] = set()
 
@@ -87,16 +94,58 @@ class RemotePrefill(SharedWork):
         """Shake hands with all servers that are there. Raises ``ConfigError`` when one computes other K/V."""
         if self.context.frontend is None:
             return  # nobody's requests come here
+        await self._read_registry()
+        self._are_engines_ready = True
         await asyncio.gather(*(self._try_peer(peer) for peer in self._peers))
         for peer in self._peers:
-            if peer.mismatch is not None:
+            if peer.mismatch is not None and not peer.is_registered:
                 raise ConfigError(f"--disaggregation-prefill-servers {peer.url} cannot serve this one: {peer.mismatch}")
             if peer.trouble is not None:
                 log.warning("the prefill server %s %s: prompts are computed here meanwhile", peer.url, peer.trouble)
 
     def trouble(self) -> str | None:
         found = [(peer.url, peer.mismatch or peer.trouble) for peer in self._peers]
-        return "; ".join(f"prefill server {url}: {why}" for url, why in found if why) or None
+        troubles = [f"prefill server {url}: {why}" for url, why in found if why]
+        if self._registry_trouble is not None:
+            troubles.append(self._registry_trouble)
+        elif not self._peers:
+            troubles.append("no prefill server is registered: prompts are computed here")
+        return "; ".join(troubles) or None
+
+    async def _follow_registry(self) -> None:
+        """Until the server stops: who has joined is asked for prompts, who has left is not."""
+        while True:
+            await asyncio.sleep(self._options.disaggregation_registry_lease / 3)
+            if self._are_engines_ready:
+                joined = await self._read_registry()
+                await asyncio.gather(*(self._try_peer(peer) for peer in joined))
+
+    async def _read_registry(self) -> list[_Peer]:
+        """Take over what the registry lists; those that have joined. While it cannot be read, its servers stay."""
+        if self._registry is None:
+            return []
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                entries = await self._registry.entries()
+        except (RegistryError, TimeoutError) as error:
+            why = f"the registry {self._registry.url} {error or f'has not answered within {CONNECT_SECONDS:g} seconds'}"
+            if self._registry_trouble is None:
+                log.warning("%s: the prefill servers known so far are kept", why)
+            self._registry_trouble = why
+            return []
+        if self._registry_trouble is not None:
+            log.info("the registry %s is read again", self._registry.url)
+        self._registry_trouble = None
+        listed = {url for entry in entries if (url := read_entry(self._secret, entry)) is not None}
+        for peer in [peer for peer in self._peers if peer.is_registered and peer.url not in listed]:
+            log.info("the prefill server %s has left", peer.url)
+            self._peers.remove(peer)
+        known = {peer.url for peer in self._peers}
+        joined = [_peer(url, is_registered=True) for url in sorted(listed - known)]
+        for peer in joined:
+            log.info("the prefill server %s has joined", peer.url)
+        self._peers += joined
+        return joined
 
     async def source(self, token_ids: list[int], cache_salt: str, priority: int) -> KVSource | None:
         """Where the K/V of a prompt are, once another server has computed it; None: this one is to compute it."""
@@ -120,6 +169,8 @@ class RemotePrefill(SharedWork):
 
     def _in_turn(self) -> list[_Peer]:
         """The servers to ask, the next one first; those that have just failed only if there is no other."""
+        if not self._peers:
+            return []
         self._num_orders += 1
         start = self._num_orders % len(self._peers)
         peers = [*self._peers[start:], *self._peers[:start]]
@@ -231,57 +282,3 @@ def _words(error: Exception) -> str:
     if isinstance(error, EOFError):
         return "ended the connection before its answer was whole"
     return f"cannot be reached ({getattr(error, 'strerror', None) or error})"
-
-
-class Answer:
-    """What came back of an HTTP request: httptools calls its methods."""
-
-    def __init__(self) -> None:
-        self.headers: dict[str, str] = {}
-        self.body = b""
-        self.status = 0
-        self.is_whole = False
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
-
-    def on_body(self, body: bytes) -> None:
-        self.body += body
-
-    def on_message_complete(self) -> None:
-        self.is_whole = True
-
-
-async def post(url: str, path: str, headers: dict[str, str], body: bytes, tls: ssl.SSLContext | None) -> Answer:
-    """POST a body on a connection of its own. Raises ``PeerError``, ``OSError``; ``EOFError`` where it ends early."""
-    parts = urlsplit(url)
-    port = parts.port or (80 if tls is None else 443)
-    async with asyncio.timeout(CONNECT_SECONDS):
-        reader, writer = await asyncio.open_connection(parts.hostname, port, ssl=tls)
-    try:
-        head = {"host": parts.netloc, "content-type": "application/msgpack", "connection": "close", **headers}
-        lines = [f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in head.items())]
-        writer.write("\r\n".join([*lines, f"content-length: {len(body)}", "", ""]).encode() + body)
-        await writer.drain()
-        return await _read(reader)
-    finally:
-        writer.close()
-
-
-async def _read(reader: asyncio.StreamReader) -> Answer:
-    answer = Answer()
-    allowed = Allowance(MAX_ANSWER_BYTES, float("inf"))  # each caller has its own deadline
-    parser = httptools.HttpResponseParser(answer)
-    while not answer.is_whole:
-        piece = await reader.read(65536)
-        if not piece:
-            raise EOFError
-        try:
-            allowed.take(len(piece))
-            parser.feed_data(piece)
-        except httptools.HttpParserError:
-            raise PeerError("does not answer in HTTP") from None
-        except BadReply:
-            raise PeerError("sends more than an answer has") from None
-    answer.status = parser.get_status_code()
-    return answer
