@@ -290,6 +290,30 @@ def test_two_prefill_servers_take_turns(site: Site) -> None:
         is_whole(server)
 
 
+async def test_each_server_may_have_several_engines(site: Site, one: Server) -> None:
+    """K/V are read from the engine that computed them; one that is killed is started again, and read anew."""
+    flags = ("--data-parallel-size", "2", "--health-monitor", "true")
+    prefill = site.prefill(*flags)
+    decode = site.decode(prefill.url, flags=flags).start()
+    for server in (None, decode, prefill):
+        if server is not None:
+            server.engines()[0].kill()
+            until(lambda server=server: server.get("/health").json()["status"] != "ok", 20, "a death is noticed")
+            until(lambda server=server: server.get("/health").json()["status"] == "ok", 60, "another engine")
+        before = decode.metric("fwk:kv_transfers_total"), decode.metric("fwk:kv_transfer_failures_total")
+        streams, running = await begin(decode, 12)
+        await asyncio.wait_for(running, 200)
+        wanted, running = await begin(one, 12)
+        await asyncio.wait_for(running, 200)
+        assert [s.token_ids for s in streams] == [w.token_ids for w in wanted]
+        after = decode.metric("fwk:kv_transfers_total"), decode.metric("fwk:kv_transfer_failures_total")
+        assert after[1] == before[1]
+        assert after[0] > before[0], server
+        for end in (prefill, decode):
+            is_whole(end)
+    assert decode.metric("fwk:kv_transfers_total") >= 12
+
+
 @pytest.mark.parametrize("kind", ["file", pytest.param("etcd", marks=pytest.mark.skipif(is_missing(), reason=MISSING))])
 def test_servers_join_and_leave_by_a_registry(site: Site, one: Server, tmp_path: Path, kind: str) -> None:
     """A decode server that knows none has one that joins compute; killed ones are gone, and so may the registry be."""

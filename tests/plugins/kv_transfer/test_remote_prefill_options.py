@@ -46,11 +46,12 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no URL": (DECODE | {"disaggregation_prefill_servers": ("10.0.0.1:8000",)}, "must be http://HOST:PORT"),
     "a path": (DECODE | {"disaggregation_prefill_servers": ("http://a/v1",)}, "must be http://HOST:PORT"),
     "a user": (DECODE | {"disaggregation_prefill_servers": ("http://me:it@a",)}, "must be http://HOST:PORT"),
-    "several engines": (
-        PREFILL | {"data_parallel_size": 2},
-        "not possible with --data-parallel-size 2: start a server",
+    "several engines at one port": (
+        PREFILL | {"data_parallel_size": 2, "disaggregation_bootstrap_port": 8998},
+        "--disaggregation-bootstrap-port 8998 is not possible with --data-parallel-size",
     ),
     "engines that sleep": (DECODE | {"idle_timeout": 5.0}, "not possible with --idle-timeout"),
+    "memory that is given back": (PREFILL | {"enable_memory_saver": True}, "not possible with --enable-memory-saver"),
     "several machines": (PREFILL | NODES, "--nnodes 2 is not possible with"),
     "another server's place": (PREFILL | {"take_over": True}, "not possible with --take-over"),
 }
@@ -87,10 +88,12 @@ def test_several_models_are_refused(tmp_path: Path) -> None:
         {"disaggregation_mode": "null"},
         PREFILL,
         PREFILL | {"disaggregation_bootstrap_port": 8998, "tensor_parallel_size": 2},
+        PREFILL | {"data_parallel_size": 2},
+        DECODE | {"num_reserved_decode_tokens": 9, "data_parallel_size": 2, "load_balance_method": "cache_aware"},
         DECODE | {"num_reserved_decode_tokens": 9, "pd_max_retry_count": 3},
         DECODE | {"disaggregation_prefill_servers": ("https://[::1]:80/", "http://host")},
     ],
-    ids=["neither", "null", "prefill", "two ranks", "decode", "addresses"],
+    ids=["neither", "null", "prefill", "two ranks", "two engines", "two that decode", "decode", "addresses"],
 )
 def test_what_is_right_is_taken(tmp_path: Path, given: dict[str, Any]) -> None:
     check(tmp_path, given)

@@ -24,6 +24,9 @@ OF_DECODE = frozenset(
 )  # fmt: skip
 """Options that only a server has which decodes."""
 
+OF_REPLICAS = frozenset(("data_parallel_size", "load_balance_method", "replica_slow_start"))
+"""Options of pools whose engines stay where they are."""
+
 _URL = re.compile(r"https?://(\[[0-9A-Fa-f:.%]+\]|[^/:\[\]@?#\s]+)(:[0-9]{1,5})?/?")
 
 
@@ -207,6 +210,7 @@ class RemotePrefillSpec(FeatureSpec):
             raise ConfigError(f"{mode} is not possible with several models (--also): start servers for each")
         if configs[0].server.take_over:
             raise ConfigError(f"{mode} is not possible with --take-over: other servers count on this one's workers")
+        self._check_pools(configs[0], mode)
         for key, given in configs[0].plugin_options.items():
             if key.startswith("executors.") and str(given.get("nnodes", 1)) != "1":
                 raise ConfigError(
@@ -214,11 +218,23 @@ class RemotePrefillSpec(FeatureSpec):
                     "those of one other"
                 )
 
-    def one_engine(self, options: RemotePrefillOptions) -> tuple[str, str]:
-        return f"--disaggregation-mode {options.disaggregation_mode}", (
-            "start a server for each engine, and name all that compute prompts in --disaggregation-prefill-servers: "
-            "other servers count on this one's workers"
-        )
+    def _check_pools(self, config: Config, mode: str) -> None:
+        """Several engines may share the work of a server. They must stay, each with an address of its own."""
+        pools = {key: given for key, given in config.plugin_options.items() if key.startswith("engine_pools.")}
+        for name, value in [pair for given in pools.values() for pair in given.items()]:
+            if name not in OF_REPLICAS and value:
+                raise ConfigError(
+                    f"{mode} is not possible with --{name.replace('_', '-')}: other servers count on this one's "
+                    "engines, which must stay"
+                )
+        several = any(str(given.get("data_parallel_size", 1)) != "1" for given in pools.values())
+        for key, given in config.plugin_options.items():
+            port = str(given.get("disaggregation_bootstrap_port", 0))
+            if several and key.startswith("kv_transfer.") and port != "0":
+                raise ConfigError(
+                    f"--disaggregation-bootstrap-port {port} is not possible with --data-parallel-size: engines would "
+                    "wait at the same ports; leave it out, or start a server for each engine"
+                )
 
     def check_run(self, run: FeatureRun, options: RemotePrefillOptions) -> None:
         mode = f"--disaggregation-mode {options.disaggregation_mode}"

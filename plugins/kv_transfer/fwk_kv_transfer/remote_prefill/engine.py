@@ -10,8 +10,9 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
@@ -104,6 +105,13 @@ class KVOffers(Transfers):
     @property
     def is_busy(self) -> bool:
         return bool(self._held)
+
+    def operations(self) -> Mapping[str, Callable[..., Any]]:
+        return {"keeps": self._keeps}
+
+    def _keeps(self, key: str) -> list[dict[str, Any]] | None:
+        """``KVExchange.about`` of each worker, if blocks are kept here under a key."""
+        return self._call("about") if key in self._held else None
 
     def finished(self, sequence: FeatureSequence) -> None:
         """Keep the blocks of a prompt that was computed: its sequence has ended by its one token, not by an abort."""

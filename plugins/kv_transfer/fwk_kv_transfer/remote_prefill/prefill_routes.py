@@ -67,7 +67,8 @@ class PrefillRoutes(SharedWork):
         options: RemotePrefillOptions = context.options
         self._secret = options.secret()
         self._orders: dict[str, asyncio.Task[None]] = {}  # by key
-        self._ranks: list[dict[str, Any]] | None = None  # ``KVExchange.about`` of the engine that lives
+        self._ranks: list[dict[str, Any]] | None = None  # ``KVExchange.about`` of an engine that lives
+        self._is_one: bool | None = None  # whether it is the only one; None: not asked yet
         self._registration: Registration | None = None
         if options.disaggregation_registry is not None and context.frontend is not None:
             self._registration = Registration(options, self._secret)
@@ -79,15 +80,25 @@ class PrefillRoutes(SharedWork):
         return None if self._registration is None else self._registration.trouble()
 
     async def engine_begins(self, ask: Ask) -> None:
-        self._ranks = None
+        self._ranks = self._is_one = None
         self._ranks = await ask("about")
 
     async def _about(self) -> list[dict[str, Any]]:
-        """What this server's K/V are, and where they are read, by rank."""
+        """What this server's K/V are, and where those of one of its engines are read, by rank."""
         if self._ranks is None:
-            [self._ranks] = await self.context.ask("about")
+            self._ranks, *_ = await self.context.ask("about")
         assert self._ranks is not None
         return self._ranks
+
+    async def _about_computed(self, key: str) -> list[dict[str, Any]]:
+        """The same of the engine that keeps the blocks of an order."""
+        if not self._is_one:
+            engines = await self.context.ask("keeps", key)
+            self._is_one = len(engines) == 1
+            for ranks in engines:
+                if ranks is not None:
+                    return ranks
+        return await self._about()
 
     def open(self, item: GenerateInput | EmbedInput, caller: str) -> RequestPart | None:
         return _Ordered() if isinstance(item, OrderedInput) else None
@@ -133,11 +144,11 @@ class PrefillRoutes(SharedWork):
             raise InvalidRequest("an order of this key is being computed")
         work = self._orders[order.key] = asyncio.ensure_future(self._compute(order))
         try:
-            ranks = await self._about()
             await asyncio.wait([work])
             if work.cancelled():
                 raise NotServed("the order was withdrawn", 410)
             work.result()
+            ranks = await self._about_computed(order.key)
         finally:
             await _end(work)
             del self._orders[order.key]

@@ -194,7 +194,7 @@ class RemotePrefill(SharedWork):
     async def _agree(self, peer: _Peer) -> None:
         """Shake hands. Raises ``PeerError`` when the other server's K/V are not this one's."""
         if self._common is None:
-            [ranks] = await self.context.ask("about")
+            ranks, *_ = await self.context.ask("about")  # engines of one server differ in nothing
             self._common = [rank["in_common"] for rank in ranks]
         asked = AskAbout(secrets.token_bytes(16))
         about = await self._ask(peer, ABOUT, asked, About)
