@@ -18,7 +18,7 @@ class TestTorch(OperatorsSuite):
     plugin = "torch"
 
 
-@pytest.mark.gate(1)
+@pytest.mark.gate(2)
 class TestTriton(OperatorsSuite):
     """In Triton's interpreter."""
 

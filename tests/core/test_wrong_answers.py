@@ -143,7 +143,7 @@ DRAFTS: dict[str, Callable[[Drafts], Any]] = {
 }
 
 
-@pytest.mark.sweep
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("method", ["propose", "observe"])
 def test_of_drafts(method: str, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A decoder that fails drafts no more; no text changes."""

@@ -184,8 +184,9 @@ class Copy:
         for descriptor, mode in ((0, os.O_RDONLY), (1, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)):
             os.dup2(os.open(self._output if descriptor else os.devnull, mode), descriptor)
         os.dup2(1, 2)
+        environment = self._environment(keeps_bytecode)  # which has what there is now, the search path too
         os.environ.clear()
-        os.environ.update(self._environment(keeps_bytecode))
+        os.environ.update(environment)
         os.chdir(self.root)
         sys.dont_write_bytecode = not keeps_bytecode
         sys.path[:] = self._paths + [path for path in sys.path if Path(path or ".").resolve() != ROOT]
