@@ -130,8 +130,7 @@ def test_of_other_models(folders: dict[str, Path], model: str, isa: str, monkeyp
     assert differ(folders[model], 12) == []
 
 
-@pytest.mark.gate(1)
-@pytest.mark.parametrize("chunk", [7, 100])
+@pytest.mark.parametrize("chunk", [pytest.param(7, marks=pytest.mark.sweep), 100])
 def test_however_its_prompt_is_cut(folders: dict[str, Path], chunk: int) -> None:
     assert differ(folders["dense"], 6, chunked_prefill_size=chunk, dtype="float32") == []
     assert differ(folders["window"], 6, chunked_prefill_size=chunk, dtype="float32") == []
