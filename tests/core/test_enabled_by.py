@@ -14,6 +14,10 @@ class Mine(Options):
     mine_to: str | None = option(None, "Where to.")
     mine_on: bool = option(False, "On.")
     mine_size: int = option(1, "How large.")
+    mine_level: int = option(1, "How much.")
+
+
+MINE = ("mine_to", "mine_on", "mine_level")
 
 
 class Lacking(Options):
@@ -25,7 +29,7 @@ class Plugin:
     def observers(self) -> list[ObserverSpec]:
         needs = Needs(packages=("not-installed-anywhere>=1",))
         return [
-            ObserverSpec(name="mine", load="nowhere:Nothing", options=Mine, enabled_by=("mine_to", "mine_on")),
+            ObserverSpec(name="mine", load="nowhere:Nothing", options=Mine, enabled_by=MINE),
             ObserverSpec(
                 name="lacking", load="nowhere:Nothing", options=Lacking, enabled_by=("lacking_on",), needs=needs
             ),
@@ -48,6 +52,7 @@ def names(plugins: PluginSet, **given: object) -> list[str]:
 def test_off_until_one_of_its_options_is_set(plugins: PluginSet) -> None:
     assert names(plugins) == ["always"]
     assert names(plugins, mine_on="false") == names(plugins, mine_on=False) == ["always"]
+    assert names(plugins, mine_level=0) == ["always", "mine"]  # which is not what it is when it is not given
     assert names(plugins, mine_to="there") == ["always", "mine"]
     assert names(plugins, mine_on="true", mine_size="3") == ["always", "mine"]
 

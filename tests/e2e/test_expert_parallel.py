@@ -11,8 +11,9 @@ import pytest
 import fwk
 from fwk import MoERunnerSpec, SamplingParams, hookimpl, native
 from fwk.errors import ConfigError, FwkError, ModelLoadError, PluginError
+from fwk.features.declared import declared
 from fwk.interfaces.declaration import Facts
-from fwk.plugins import build_config, choose, discover
+from fwk.plugins import PluginFactory, build_config, choose, discover
 from fwk_kit.testing.serving import MIXTURE, TINY
 from tests.helpers.checkpoints import make_checkpoint, reference_greedy, token_ids
 
@@ -133,7 +134,16 @@ def test_random_weights_are_the_same_however_experts_are_divided(tmp_path: Path)
 @pytest.mark.parametrize("name", ["enable_expert_parallel", "enable_ep_moe"])
 def test_switches_of_other_servers_divide_by_all_ranks(name: str) -> None:
     for ranks in (1, 4):
-        config = build_config(discover(), {name: True, "tensor_parallel_size": ranks})
-        assert config.engine.expert_parallel_size == ranks
-    assert build_config(discover(), {"tp": 4, "ep-size": 0}).engine.expert_parallel_size == 4
-    assert build_config(discover(), {"tp": 4}).engine.expert_parallel_size == 1
+        assert divided({name: True, "tensor_parallel_size": ranks}) == ranks
+    assert divided({"tp": 4, "ep-size": 0}) == 4
+    assert divided({"tp": 4}) == 1
+
+
+def divided(given: dict[str, Any]) -> int:
+    """By how many ranks experts are."""
+    plugins = discover()
+    config = build_config(plugins, given)
+    facts = Facts(tp_size=config.engine.tensor_parallel_size)
+    for _, spec, options in declared(PluginFactory(plugins, config.plugin_options)):
+        facts = spec.known(facts, options)
+    return facts.ep_size

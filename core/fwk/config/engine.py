@@ -29,16 +29,6 @@ class EngineOptions(Options):
         ge=1,
         le=1024,
     )
-    expert_parallel_size: int = option(
-        1,
-        "Ranks over which the experts of a layer are spread, whole; where it is less than --tensor-parallel-size, "
-        "groups of ranks share each expert. 1: every rank has a part of each. 0: as many as --tensor-parallel-size.",
-        aliases=["ep-size", "ep"],
-        turns={"enable-expert-parallel": 0, "enable-ep-moe": 0},
-        stability="beta",
-        ge=0,
-        le=1024,
-    )
     disable_overlap_schedule: bool = option(
         False, "Plan a step only when the one before has come back, also with an executor that could overlap the two."
     )
@@ -249,18 +239,6 @@ class EngineOptions(Options):
         "terminal or in a notebook, unless TQDM_DISABLE=1 is in the environment.",
         stability="beta",
     )
-
-    @field_validator("expert_parallel_size")
-    @classmethod
-    def _divides_ranks(cls, size: int, info: ValidationInfo) -> int:
-        ranks: int = info.data.get("tensor_parallel_size", 1)
-        size = size or ranks
-        if ranks % size:
-            raise ValueError(
-                f"--expert-parallel-size {size} does not divide --tensor-parallel-size {ranks}, whose ranks compute "
-                "the experts"
-            )
-        return size
 
     @field_validator("chunked_prefill_size")
     @classmethod

@@ -240,6 +240,10 @@ class FeatureSpec(Declaration):
         """What it makes of the prompts of a model that does not generate; None: nothing. Raises ``ConfigError``."""
         return None
 
+    def known(self, facts: Facts, options: Any) -> Facts:
+        """What is known of the run before plugins are chosen, and what the options say of it."""
+        return facts
+
     def states_kept(self, options: Any) -> StatesKept | None:
         """How many states of recurrent layers are kept, if it has a say in that."""
         return None

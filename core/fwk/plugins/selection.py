@@ -226,7 +226,8 @@ def is_enabled(declaration: Declaration, given: Mapping[str, object]) -> bool:
     fields = declaration.options.model_fields if declaration.options is not None else {}
 
     def is_set(name: str) -> bool:
-        return given.get(name) not in OFF and given[name] != fields[name].default
+        value = given.get(name)
+        return (type(value) is int or value not in OFF) and value != fields[name].default
 
     if any(map(is_set, declaration.disabled_by)):
         return False

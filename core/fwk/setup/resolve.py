@@ -202,10 +202,11 @@ def _facts(
         kv_dtype=engine.kv_cache_dtype,
         block_size=engine.page_size,
         tp_size=engine.tensor_parallel_size,
-        ep_size=engine.expert_parallel_size,
         is_deterministic=engine.enable_deterministic_inference,
         chosen={"quant": tuple(text.rpartition("=")[2] for text in engine.quantization_layers)},
     )
+    for _, spec, options in declared(PluginFactory(plugins, config.plugin_options)):
+        facts = spec.known(facts, options)
     if opened is None:
         return facts, []
     reasons: list[str] = []

@@ -19,9 +19,7 @@ from fwk.setup.checkpoint import OpenedModel
 from fwk.setup.resolve import ModelSetup
 from fwk.worker.kv.identity import known_files
 
-_OPTIONS = (
-    "quantization", "quantization_exclude", "quantization_layers", "enable_fp32_lm_head", "expert_parallel_size",
-)  # fmt: skip
+_OPTIONS = ("quantization", "quantization_exclude", "quantization_layers", "enable_fp32_lm_head")
 _FAMILIES = ("quant", "loaders", "models", "moe")
 
 

@@ -1,11 +1,13 @@
-"""Experts elsewhere than in equal ranges: placed by their loads, held more than once, moved while the model serves."""
+"""Experts spread over ranks: placed by their loads, held more than once, moved while the model serves."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Literal
 
 from fwk import FeatureSpec, Options, hookimpl, option
 from fwk.config import EngineOptions
+from fwk.interfaces.declaration import Facts
 
 TRIVIAL = "trivial"
 
@@ -13,6 +15,16 @@ TRIVIAL = "trivial"
 class ExpertPlacementOptions(Options):
     """Options of ``features.expert_placement``."""
 
+    expert_parallel_size: int = option(
+        1,
+        "Ranks over which the experts of a layer are spread, whole; where it is less than --tensor-parallel-size, "
+        "groups of ranks share each expert. 1: every rank has a part of each. 0: as many as --tensor-parallel-size.",
+        aliases=["ep-size", "ep"],
+        turns={"enable-expert-parallel": 0, "enable-ep-moe": 0},
+        stability="beta",
+        ge=0,
+        le=1024,
+    )
     ep_num_redundant_experts: int = option(
         0,
         "Slots that a layer's experts have on the ranks of --expert-parallel-size beyond one for each: there, the "
@@ -83,13 +95,23 @@ _PLACING = ("ep_num_redundant_experts", "init_expert_location", "ep_dispatch_alg
 
 
 class ExpertPlacementSpec(FeatureSpec):
-    """A feature of runs that spread experts over ranks."""
+    """A feature of runs that spread experts over ranks, by how many of them a layer's are divided."""
+
+    def known(self, facts: Facts, options: ExpertPlacementOptions) -> Facts:
+        return replace(facts, ep_size=options.expert_parallel_size or facts.tp_size)
 
     def conflict(self, options: Any, engine: EngineOptions) -> str | None:
         assert isinstance(options, ExpertPlacementOptions)
+        ranks = engine.tensor_parallel_size
+        size = options.expert_parallel_size or ranks
+        if ranks % size:
+            return (
+                f"--expert-parallel-size {size} does not divide --tensor-parallel-size {ranks}, whose ranks compute "
+                "the experts"
+            )
         fields = ExpertPlacementOptions.model_fields
         placing = [name for name in _PLACING if getattr(options, name) != fields[name].default]
-        if placing and engine.expert_parallel_size == 1:
+        if placing and size == 1:
             option = "--" + placing[0].replace("_", "-")
             return f"{option}: spreads experts over groups of ranks, and there is one: set --expert-parallel-size"
         is_dynamic = options.ep_dispatch_algorithm == "dynamic"
@@ -111,8 +133,8 @@ def features() -> list[FeatureSpec]:
             name="expert_placement",
             worker="fwk_moe.expert_placement.part:PlacementPart",
             options=ExpertPlacementOptions,
-            enabled_by=(*_PLACING, "eplb_algorithm"),
+            enabled_by=("expert_parallel_size", *_PLACING, "eplb_algorithm"),
             runners=("generate", "pool"),
-            summary="Experts placed on ranks by their loads, held more than once, and moved while the model serves.",
+            summary="Experts spread over ranks, placed by their loads, held more than once, moved while serving.",
         )
     ]

@@ -37,8 +37,9 @@ class PlacementPart(WorkerPart):
 
     def model_context(self, context: ModelContext, build: ModelBuild) -> str:
         options = self._options
+        ranks = f"{context.ep_size} of {context.tp.size}"
         if build.role != "served" or not options.is_placed:
-            return ""
+            return ranks
         if options.enable_eplb and not build.can_reread:
             raise ConfigError(
                 f"--enable-eplb reads experts again when they move, and --load-format {build.loader} reads them "
@@ -53,7 +54,7 @@ class PlacementPart(WorkerPart):
             context.ep_size,
             num_nodes=context.tp.size // context.tp.local_size,
         )
-        return f"{options.ep_num_redundant_experts} {options.init_expert_location} {options.eplb_algorithm}"
+        return f"{ranks} {options.ep_num_redundant_experts} {options.init_expert_location} {options.eplb_algorithm}"
 
     def model_loaded(self, loaded: LoadedModel) -> None:
         self._placement = loaded.made.get(self.context.name)
