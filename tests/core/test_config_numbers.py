@@ -19,6 +19,11 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     *(({name: value}, name) for name in RANGES for value in (NAN, INFINITY, -1e12, 10**400, "1", True, {}, ["x"])),
     *(({"text_config": {"vision": [{name: NAN}]}}, name) for name in ("rms_norm_eps", "anything")),
     *(({"rope_scaling": {"rope_type": "yarn", "factor": value}}, "factor") for value in (NAN, -1, "x", [1])),
+    *(
+        ({name: bad}, name)
+        for name in ("decoder_sparse_step", "chunk_size", "expand", "mamba_expand")
+        for bad in (0, -1)
+    ),
     ({"rope_theta": 0}, "rope_theta"),
     ({"sliding_window": -1}, "sliding_window"),
     ({"sliding_window": 1.5}, "sliding_window"),

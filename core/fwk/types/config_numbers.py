@@ -22,6 +22,8 @@ _SHARE = (0.0, 1.0)
 _SCALE = (-1e9, 1e9)
 _CAP = (0.0, 1e9)
 _COUNT = (0, 2**31 - 1)
+_STEP = (1, 2**31 - 1)
+_TIMES = (0.01, 1e4)
 RANGES: Mapping[str, tuple[float, float]] = {
     **dict.fromkeys(
         (
@@ -56,6 +58,8 @@ RANGES: Mapping[str, tuple[float, float]] = {
         ),
         _COUNT,
     ),
+    **dict.fromkeys(("decoder_sparse_step", "no_rope_layer_interval", "chunk_size", "mamba_chunk_size"), _STEP),
+    **dict.fromkeys(("expand", "mamba_expand"), _TIMES),
 }  # fmt: skip
 """By name, at any depth, the least and the most; of a list, for each of its numbers."""
 
