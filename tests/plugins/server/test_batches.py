@@ -73,6 +73,8 @@ async def test_files(sdk) -> None:
     assert json.loads((await sdk.files.content(file.id)).text) == line("a")
     other = await upload(sdk, line("b"))
     assert [found.id async for found in sdk.files.list(limit=1)] == [other.id, file.id], "the newest first, in pages"
+    assert [one.id async for one in sdk.files.list(limit=1, order="asc", purpose="batch")] == [file.id, other.id]
+    assert [one.id async for one in sdk.files.list(purpose="user_data")] == []
     assert (await sdk.files.retrieve(file.id)).bytes == file.bytes
     for client, name in ((sdk, "file-none"), (sdk.with_options(api_key="sk-other"), file.id)):
         with pytest.raises(openai.NotFoundError, match="there is no file"):
@@ -214,6 +216,7 @@ async def test_what_is_refused(sdk, base_url) -> None:
         assert (await http.post("/v1/files", json={})).status_code == 415
         assert (await http.post("/v1/files", data={"purpose": "batch"}, files={})).status_code in (400, 415)
         assert (await http.get("/v1/files?limit=0")).status_code == 400
+        assert (await http.get("/v1/files?order=up")).json()["error"]["param"] == "order"
 
 
 async def test_a_bad_line_fails_alone(sdk) -> None:

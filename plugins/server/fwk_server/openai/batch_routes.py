@@ -102,7 +102,7 @@ class BatchRoutes:
         file_id, batch_id = [_in_path("file_id")], [_in_path("batch_id")]
         add = partial(_add, app)
         add("POST", "/v1/files", self.upload, FileReply, requestBody=UPLOAD)
-        add("GET", "/v1/files", self.list_files, ListReply, parameters=_PAGE)
+        add("GET", "/v1/files", self.list_files, ListReply, parameters=[*_PAGE, *_FILES])
         add("GET", one_file, self.retrieve_file, FileReply, parameters=file_id)
         add("DELETE", one_file, self.delete_file, DeletedReply, parameters=file_id)
         add("GET", f"{one_file}/content", self.file_content, None, stream=BYTES, parameters=file_id)
@@ -134,9 +134,15 @@ class BatchRoutes:
         return json_response(stored.body)
 
     async def list_files(self, request: Request) -> Response:
-        """List the files."""
-        files = self._store.of(caller_of(request).service.tenant)
-        return _page(request, [file.body for file in files])
+        """List the files: those of a purpose, if one is given, in the order of their upload or the reverse."""
+        query = request.query_params
+        purpose, order = query.get("purpose"), query.get("order", "desc")
+        if order not in ("asc", "desc"):
+            raise InvalidRequest(f"order must be asc or desc, not {shown(order)}", "order")
+        files = [file.body for file in self._store.of(caller_of(request).service.tenant)]
+        return _page(
+            request, [file for file in files if purpose in (None, file["purpose"])], is_ascending=order == "asc"
+        )
 
     async def retrieve_file(self, request: Request) -> Response:
         """Tell of a file."""
@@ -205,6 +211,10 @@ _PAGE = [
     {"name": "limit", "in": "query", "schema": {"type": "integer", "minimum": 1, "maximum": MAX_LISTED}},
     {"name": "after", "in": "query", "schema": {"type": "string", "maxLength": 128}},
 ]
+_FILES = [
+    {"name": "order", "in": "query", "schema": {"type": "string", "enum": ["asc", "desc"], "default": "desc"}},
+    {"name": "purpose", "in": "query", "schema": {"type": "string", "maxLength": 128}},
+]
 
 
 def _add(app: FastAPI, method: str, path: str, endpoint: Endpoint, reply: Any, stream: str = "", **extra: Any) -> None:
@@ -221,13 +231,13 @@ def _add(app: FastAPI, method: str, path: str, endpoint: Endpoint, reply: Any, s
     )
 
 
-def _page(request: Request, items: list[dict[str, Any]]) -> Response:
-    """Part of a list, the newest first."""
+def _page(request: Request, items: list[dict[str, Any]], *, is_ascending: bool = False) -> Response:
+    """Part of a list that is given with the oldest first; the newest comes first unless it is to ascend."""
     query = request.query_params
     limit, after = query.get("limit", "20"), query.get("after")
     if not re.fullmatch(r"[0-9]{1,5}", limit, re.ASCII) or not 1 <= int(limit) <= MAX_LISTED:
         raise InvalidRequest(f"limit must be an integer from 1 to {MAX_LISTED}, not {shown(limit)}", "limit")
-    items = items[::-1]
+    items = items if is_ascending else items[::-1]
     if after is not None:
         names = [item["id"] for item in items]
         if after not in names:
