@@ -28,14 +28,17 @@ ACTIONS = {
 }
 
 
-@pytest.mark.parametrize("name", ACTIONS)
+HANG = "lambda: (os.kill(os.getpid(), signal.SIGUSR1), os.kill(os.getpid(), signal.SIGKILL))"
+
+
+@pytest.mark.parametrize("name", [*ACTIONS, "hangs"])
 def test_names_who_was_on_the_stack_innermost_first(name: str, tmp_path: Path) -> None:
     (tmp_path / "acme").mkdir()
     (tmp_path / "acme/__init__.py").touch()
     (tmp_path / "acme/kernel.py").write_text("def run(what):\n    what()\n")
     (tmp_path / "other.py").write_text("def call(what):\n    what()\n")
     told = crash_file(f"ipc://{tmp_path}/engine.sock")
-    source = CRASHES.format(folder=str(tmp_path), told=str(told), action=ACTIONS[name])
+    source = CRASHES.format(folder=str(tmp_path), told=str(told), action=ACTIONS.get(name, HANG))
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=False)
     assert done.returncode < 0, done.stderr
     owners, calls = crashed_in(told)

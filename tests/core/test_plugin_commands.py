@@ -169,7 +169,10 @@ BUSY = "import time\nend = time.thread_time() + 0.05\nwhile time.thread_time() <
 def test_doctor_finds_what_is_wrong(tmp_path: Path) -> None:
     plugin(tmp_path, "bad", before="raise OSError('no rocket')\n")
     plugin(tmp_path, "over", override=True)
-    plugin(tmp_path, "slow", before=BUSY)
+    plugin(tmp_path, "slow", before=BUSY + "def schedule_policies(): return []\n")
+    plugin(tmp_path, "number", before="Class = 5\n")
+    file = tmp_path / "acme_number.py"
+    file.write_text(file.read_text().replace("nowhere:Nothing", "acme_number:Class"))
     plugin(tmp_path, "needy", more=', needs=Needs(packages=("rocket>=3",))', before="from fwk import Needs\n")
     plugin(tmp_path, "twice")
     write_metadata(tmp_path, "acme-twice", {}, version="2.0")
@@ -191,6 +194,12 @@ def test_doctor_finds_what_is_wrong(tmp_path: Path) -> None:
     assert told["error", "load_balancers.slow"] == (
         "plugin 'load_balancers.slow' from acme-slow 1.0 failed to import nowhere:Nothing: "
         "ModuleNotFoundError: No module named 'nowhere'"
+    )
+    assert told["warning", "load_balancers.slow of acme-slow"] == (
+        "its function schedule_policies lacks @hookimpl, and so declares nothing"
+    )
+    assert told["error", "load_balancers.number"] == (
+        "plugin 'load_balancers.number' from acme-number 1.0: acme_number:Class makes nothing: it is of type int"
     )
     assert ("error", "load_balancers.needy") not in told, "serve would not import it"
     assert fwk("plugins", "doctor", site=tmp_path, code=1).splitlines()[-1].endswith("other findings")

@@ -191,13 +191,15 @@ def test_the_server_is_as_it_was(server: Server) -> None:
 
 
 @pytest.mark.gate(1)
-@pytest.mark.parametrize("name", ["SIGSEGV", "SIGBUS", "SIGABRT"])
+@pytest.mark.parametrize("name", ["SIGSEGV", "SIGBUS", "SIGABRT", "hangs"])
 def test_a_crash_in_native_code_is_told_in_its_name(spawn: Start, name: str) -> None:
-    server = spawn(*FLAGS, "--attention-backend", "wrong", "--health-monitor", "true")
+    watched = ("--watchdog-timeout", "4", "--ping-timeout", "2") if name == "hangs" else ()
+    server = spawn(*FLAGS, *watched, "--attention-backend", "wrong", "--health-monitor", "true")
     (server.folder / "order.json").write_text(json.dumps({"method": "attention_backends.forward", "kind": name}))
     reply = ask(server, {}, "Hello")
     assert_no_leak(reply.text)
-    until(lambda: f"({name}) in plugin 'tests.wrong' from fwk-wrong 1.0" in server.log, 3, "its name in the log")
+    how = "was killed" if watched else f"({name})"
+    until(lambda: f"{how} in plugin 'tests.wrong' from fwk-wrong 1.0" in server.log, 3, "its name in the log")
     until(lambda: server.health() == 200, 60, "another engine")
     assert ask(server, {}, "Hello").status_code == 200
 

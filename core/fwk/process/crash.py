@@ -1,12 +1,16 @@
-"""Which plugins a process was in when a signal ended it: Python writes the stack as the last thing it does."""
+"""Which plugins a process was in when a signal ended it, or while it hung: Python writes the stack to a file."""
 
 from __future__ import annotations
 
 import faulthandler
 import re
+import signal
 from collections.abc import Iterable
 from itertools import takewhile
 from pathlib import Path
+
+HANGS = signal.SIGUSR1
+"""Sent to a process that hangs, before it is killed: it writes its stack, and continues."""
 
 MAX_CALLS = 8
 MAX_BYTES = 1 << 20
@@ -18,13 +22,15 @@ def crash_file(address: str) -> Path:
 
 
 def record_crashes(path: Path, owners: Iterable[tuple[str, str]]) -> None:
-    """Have the stack written to ``path`` on SIGSEGV, SIGBUS, SIGFPE, SIGILL and SIGABRT; nothing is done before.
+    """Have the stack written to ``path`` on SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT and ``HANGS``.
 
     owners: where code lies, as the end of a file's path (``acme/kernel.py``) or as a folder (``acme/``), and whose it
     is.
     """
     path.write_text("".join(f"{place}\t{owner}\n" for place, owner in owners))
-    faulthandler.enable(path.open("a"))  # which Python keeps
+    file = path.open("a")  # which Python keeps
+    faulthandler.enable(file)
+    faulthandler.register(HANGS, file)
 
 
 def crashed_in(path: Path) -> tuple[str, str]:

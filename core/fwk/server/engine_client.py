@@ -9,6 +9,7 @@ import secrets
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -50,6 +51,8 @@ Numbered = SwitchPlugin | CallWorkers | CallFeature
 
 PING_SECONDS = 0.5
 STOP_SECONDS = 3.0
+STACK_SECONDS = 0.2
+"""For an engine that hangs to note in which plugins."""
 
 
 class EngineClient(Engine):
@@ -90,6 +93,10 @@ class EngineClient(Engine):
         self.stats = EngineStats()
         self.on_stats: Callable[[EngineStats], None] | None = None
         self.on_death: Callable[[], str] | None = None  # says what is done about it
+
+    @property
+    def _crash_file(self) -> Path:
+        return crash_file(f"{self._folder.path}/engine.sock")
 
     async def start(self) -> None:
         """Start the process; ``wait_ready`` tells when it serves."""
@@ -319,8 +326,12 @@ class EngineClient(Engine):
             silent = self._silent
             if self.is_ready and silent > self._config.server.watchdog_timeout:
                 assert self._process is not None
+                self._process.write_stack()
+                await asyncio.sleep(STACK_SECONDS)
                 self._process.kill()  # also ends one that is stopped
-                self._fail(f"{self._name} has not answered for {silent:.0f} seconds and was killed")
+                owners, calls = crashed_in(self._crash_file)
+                told = f"{self._name} has not answered for {silent:.0f} seconds and was killed"
+                self._fail(f"{told}{' in ' if owners else ''}{owners}", calls)
 
     async def _watch(self) -> None:
         assert self._process is not None
@@ -332,7 +343,7 @@ class EngineClient(Engine):
                 if code < 0
                 else f"ended with exit code {code}"
             )
-            owners, calls = crashed_in(crash_file(f"{self._folder.path}/engine.sock")) if code < 0 else ("", "")
+            owners, calls = crashed_in(self._crash_file) if code < 0 else ("", "")
             self._fail(f"{self._name} process {how}{' in ' if owners else ''}{owners}", calls)
 
     def _fail(self, text: str, detail: str = "", exit_code: int | None = None) -> None:

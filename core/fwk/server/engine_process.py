@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from fwk.interfaces.parallel import threads_each
+from fwk.process.crash import HANGS
 from fwk.process.kernel_caches import bound_kernel_caches
 from fwk.process.parent import terminal_signals_blocked
 from fwk.process.threads import configure_omp_env
@@ -56,6 +57,10 @@ class EngineProcess:
     def kill(self) -> None:
         """End it, also one that is stopped."""
         self._process.kill()
+
+    def write_stack(self) -> None:
+        """Have it note where it is (``fwk.process.crash``), unless it is stopped."""
+        self._process.send_signal(HANGS)
 
     def discard(self) -> None:
         """End it for good, where no event loop runs."""

@@ -7,6 +7,7 @@ import inspect
 import json
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -62,6 +63,7 @@ KINDS: dict[str, Callable[[Any], Any]] = {
     "dtype": lambda answer: answer.bool(),
     "huge": _filled(10**6),
     "negative": _filled(-7),
+    "hangs": lambda answer: time.sleep(3600),
     "SIGSEGV": _crash(signal.SIGSEGV),
     "SIGABRT": _crash(signal.SIGABRT),
     "SIGBUS": _crash(signal.SIGBUS),
