@@ -37,8 +37,9 @@ matrix:  ## every combination served on the pretended device, of which the sweep
 faults:  ## every check of a running server, those too that only the sweep has
 	$(PYTHON) -m pytest -m "not clients" tests/faults tests/e2e/test_server.py
 
-soak:  ## half an hour of mixed load with a fault each minute
+soak:  ## half an hour of mixed load with a fault each minute, and half an hour with a death of another process each minute
 	$(PYTHON) -m tests.faults.soak --minutes 30 --report soak.md
+	$(PYTHON) -m tests.faults.soak.deaths --seconds 1800 --every 60
 
 attack:  ## 8,000 random combinations of valid values at every route: no 5xx, and most are served
 	$(PYTHON) -m tests.helpers.attack --requests 8000
