@@ -104,6 +104,12 @@ class JobProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._calls: dict[int, tuple[str, Future[Answer]]] = {}
         self._is_closed = False
+        self._num_deaths = 0  # since an answer has come
+
+    @property
+    def trouble(self) -> str | None:
+        """That it cannot be had, once it has ended twice without an answer between."""
+        return f"{self._module} ends without an answer whenever it is started" if self._num_deaths > 1 else None
 
     def warm_up(self, kind: str, body: bytes) -> Future[Answer]:
         """Have it import, and prepare such jobs, before a first one waits for that; the answer need not be awaited.
@@ -183,12 +189,14 @@ class JobProcess:
         assert process.stdin is not None
         while (frame := read_frame(process.stdout.fileno())) is not None:
             answer = msgspec.msgpack.decode(frame, type=Answer)
+            self._num_deaths = 0
             with self._lock:
                 call = self._calls.pop(answer.number, None)
             if call is not None:
                 call[1].set_result(answer)
         process.wait()
         with self._lock:
+            self._num_deaths += 1
             if self._process is process:
                 self._process = None
             lost, self._calls = self._calls, {}

@@ -175,8 +175,17 @@ def test_it_starts_again_after_it_died_and_not_after_close(helper: JobProcess) -
             break
         except JobError:
             assert time.monotonic() < end
+    assert helper.trouble is None
     helper.close()
     assert failure(helper, "reverse").status == "closed"
+
+
+def test_one_that_cannot_start_is_told_of() -> None:
+    helper = JobProcess("tests.helpers.no_such_module", {})
+    for number in range(2):
+        assert failure(helper, "reverse").status == "failed"
+        assert (helper.trouble is not None) == (number == 1), "once may be anything"
+    helper.close()
 
 
 def test_a_warm_up_starts_it_and_prepares_as_a_job_would(helper: JobProcess) -> None:

@@ -92,6 +92,10 @@ def test_a_tier_that_raises_is_missed_once_in_the_log(caplog: pytest.LogCaptureF
         def close(self) -> None:
             raise RuntimeError("broken")
 
+        @property
+        def trouble(self) -> str:
+            return "the disk is full"
+
     layers, good = caches(), tier()
     broken = Broken(CacheTierContext(BLOCKS, 0, bytes(32)))
     store = BlockStore(layers, [("bad", broken), ("good", good)])
@@ -99,6 +103,7 @@ def test_a_tier_that_raises_is_missed_once_in_the_log(caplog: pytest.LogCaptureF
         store.save([(b"k", 1)])
         assert store.find([b"k"]) == 1
         assert store.load([b"k"], [2]) == 1
+        assert store.troubled_tiers() == ["cache tier bad: the disk is full"]
         store.close()
     assert [record.getMessage().count("bad failed") for record in caplog.records] == [1]
     assert raw(layers, 2) == raw(layers, 1)

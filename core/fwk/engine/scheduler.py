@@ -278,7 +278,8 @@ class Scheduler:
     def stats(self) -> EngineStats:
         """Counters and gauges of now; O(1)."""
         total, free, cached = self._kv_blocks.num_blocks, self._kv_blocks.num_free, self._kv_blocks.num_cached
-        c, troubles = self._counters, (self._queue.policy.failure, *self.parts.troubles, *self._troubles)
+        c, of_parts = self._counters, (*self.parts.troubles, *(part.trouble() for part in self.parts.troubled))
+        troubles = (self._queue.policy.failure, *of_parts, *self._troubles)
         return EngineStats(
             num_running=len(self._running),
             num_waiting=len(self._queue.waiting),

@@ -38,6 +38,7 @@ class EngineFeatures:
         self.all = tuple(parts)
         self._busy = _overriding(parts, "is_busy")
         self._counting = _overriding(parts, "stats")
+        self.troubled = _overriding(parts, "trouble")
         self._planning = _overriding(parts, "planning")
         self.polled, self.waiting = _overriding(parts, "poll"), _overriding(parts, "wait")
         """Those that have something to do when the waiting are looked at, and when nothing can run."""

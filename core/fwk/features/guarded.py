@@ -53,6 +53,7 @@ _ANSWERS: dict[str, tuple[Callable[..., Any], Callable[[Any], bool] | None]] = {
     "lets_through": (lambda *_: True, _is_truth),
     "is_full": (lambda *_: False, _is_truth),
     "is_busy": (lambda *_: False, _is_truth),
+    "trouble": (_nothing, lambda answer: answer is None or isinstance(answer, str)),
 }  # fmt: skip
 """By what a part overrides: what stands for its answer once it has failed, and what an answer must be; None: any."""
 

@@ -739,6 +739,10 @@ class EnginePart(Gate):
         """Numbers of now, of ``Wire.stats``: counters, and gauges whose names begin with ``num_``. O(1)."""
         return None
 
+    def trouble(self) -> str | None:
+        """What goes otherwise than was asked while the engine continues to serve: /health says so. O(1)."""
+        return None
+
     def prove(self, running: Collection[FeatureSequence], waiting: Collection[FeatureSequence]) -> None:
         """With ``--check-blocks``, after every step: raise ``AssertionError`` if its books do not balance."""
 

@@ -92,6 +92,7 @@ class ObserverContext:
         (``ObserverSpec.worker``) in every worker, between two steps; the answers, by engine, then by rank. Raises
         ``InvalidRequest`` with the first refusal, ``EngineDead`` when no engine lives.
     has_admin: whether the server has an administrator, for whom ``admin_routes`` are.
+    degraded: what /health says is not as was asked while the model serves; None: nothing.
     feature_stats: the class of ``EngineStats.features[name]`` for each feature that is on and counts something; a field
         may say what it is (``msgspec.Meta(description=...)``).
 
@@ -108,6 +109,7 @@ class ObserverContext:
     shared: dict[str, Any] = field(default_factory=dict[str, Any])
     call_workers: Callable[..., Awaitable[list[list[Any]]]] = no_workers
     has_admin: bool = True
+    degraded: Callable[[], str | None] = lambda: None
     feature_stats: Mapping[str, type[msgspec.Struct]] = field(default_factory=dict[str, type[msgspec.Struct]])
 
 

@@ -236,6 +236,11 @@ class CacheTier(ABC):
         """Its capacity in entries; None: unknown."""
         return None
 
+    @property
+    def trouble(self) -> str | None:
+        """Why it keeps or finds nothing at present: /health says so. O(1)."""
+        return None
+
     def reader(self) -> Callable[[bytes, memoryview], bool] | None:
         """What reads like ``get``, called by one other thread while this tier is used; None: there is no such thing.
 

@@ -246,8 +246,9 @@ class ServedModel(ModelApp):
                 allowed_origins=allowed_origins(config.server),
             )
         components = ServerComponents(
-            self.frontend, self._observers, parsers, self.routes, self.engines, self.lifecycles, shared.observers
-        )
+            self.frontend, self._observers, parsers, self.routes, self.engines, self.lifecycles, self.degraded,
+            shared.observers,
+        )  # fmt: skip
         self.routes.is_called = self.frontend.is_called
         self._open_features(opened)
         self.plugin_switcher = PluginSwitcher(config, plugins, components, text.chat_template)
@@ -288,7 +289,8 @@ class ServedModel(ModelApp):
         """What of it cannot be used, while it serves."""
         if not self._has_started:
             return self.engines.pool.degraded()
-        troubles = (self.engines.pool.degraded(), self.frontend.parts.trouble(), *self._plugins.left_out)
+        of_parts = (self.frontend.parts.trouble(), self._helper.trouble)
+        troubles = (self.engines.pool.degraded(), *of_parts, *self._plugins.left_out)
         return "; ".join(dict.fromkeys(one for one in (*troubles, *self.engines.pool.stats.troubles) if one)) or None
 
     def _note_weights(self, model: str, load_format: str | None) -> ServedWeights | None:

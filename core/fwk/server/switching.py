@@ -59,6 +59,7 @@ class ServerComponents:
     routes: RouteRegistry
     engines: ModelEngines
     lifecycles: LifecycleManager
+    degraded: Callable[[], str | None] = lambda: None
     shared: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])  # ObserverContext.shared
 
 
@@ -304,6 +305,7 @@ class PluginSwitcher:
                 shared=shared,
                 call_workers=partial(self._call_workers, item.key),
                 has_admin=routes.has_admin,
+                degraded=self._components.degraded,
                 feature_stats={f.name: spec.wire.stats for f, spec, _ in declared(factory) if spec.wire.stats},
             )
         await lifecycles.begin(lifecycle)

@@ -91,6 +91,7 @@ class LocalWorker(Worker):
         if self._parts.troubles:
             result.troubles = tuple(self._parts.troubles)
         if self._store is not None:
+            result.troubles = (*result.troubles, *self._store.troubled_tiers())
             self._store.settle(self._num_saved.popleft())  # these arrived before the step's tokens
         return result
 

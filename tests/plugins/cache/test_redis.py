@@ -146,10 +146,13 @@ def test_it_comes_back(redis: RedisServer, open_tier: Open, monkeypatch: pytest.
     assert not gets(one, 0)
     one.put(key(1), data(1))
     settle(one)
+    assert one.trouble is not None
+    assert "redis at 127.0.0.1" in one.trouble
     redis.start()
     assert not gets(one, 1), "what came meanwhile is lost"
     fill(one, 3)
     assert gets(one, 2)
+    assert one.trouble is None
 
 
 def test_a_server_that_is_down_at_the_start_may_come(open_tier: Open, caplog: Any) -> None:

@@ -299,10 +299,13 @@ def test_a_full_disk_is_told_once(tiers: list[FileTier], folder: Path, caplog, m
     assert [record.getMessage().count("No space left") for record in caplog.records] == [1]
     assert len(files(folder)) == 1
     assert [misses(one, i) for i in range(3)] == [False, True, True]
+    assert one.trouble is not None
+    assert "No space left" in one.trouble
     monkeypatch.setattr(entry.os, "replace", write)
     one.put(key(7), data(7))
     settle(one)
     assert not misses(one, 7)
+    assert one.trouble is None
 
 
 def test_after_a_failed_write_it_pauses(tiers: list[FileTier], folder: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]

@@ -223,7 +223,11 @@ def test_a_prompt_that_does_not_come_is_computed(both: Both, alone: fwk.LLM, how
     assert tokens_of(events) == alone.generate(prompt(1, 30), GREEDY)[0].token_ids
     assert counts(pair.decode).kv_transfer_failures == 1
     assert events[0].cached_tokens == 0
+    assert "did not come from the prefill server" in pair.decode.stats().troubles[0]
     listener.close()
+    pair.ask(request(prompt(2, 30), "b"))
+    pair.settle()
+    assert not pair.decode.stats().troubles
 
 
 def test_damaged_blocks_are_computed(

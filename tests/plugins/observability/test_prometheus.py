@@ -2,6 +2,7 @@
 
 import base64
 import threading
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Annotated
 
@@ -63,7 +64,7 @@ def receive(observer, record, times, num_tokens=1, previous=None):
 async def test_every_metric_is_there_from_the_start(observer):
     found = await samples(observer)
     names = {key[0] for key in found}
-    expected = """num_requests_running num_requests_waiting kv_cache_usage_perc prefix_cache_queries_total
+    expected = """degraded num_requests_running num_requests_waiting kv_cache_usage_perc prefix_cache_queries_total
         prefix_cache_hits_total num_preemptions_total prompt_tokens_total generation_tokens_total engine_steps_total
         request_success_total time_to_first_token_seconds_bucket inter_token_latency_seconds_count
         e2e_request_latency_seconds_sum request_prompt_tokens_bucket request_generation_tokens_count"""
@@ -82,6 +83,9 @@ async def test_gauges_follow_the_engine(observer):
     observer.step_finished(EngineStats(num_blocks=100))
     found = await samples(observer)
     assert found[("fwk:num_requests_running",)] == found[("fwk:kv_cache_usage_perc",)] == 0
+    assert found[("fwk:degraded",)] == 0
+    observer.context = replace(observer.context, degraded=lambda: "a replica is started again")
+    assert (await samples(observer))[("fwk:degraded",)] == 1
 
 
 async def test_counters_survive_an_engine_restart(observer):

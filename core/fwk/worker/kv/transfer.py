@@ -254,6 +254,10 @@ class BlockStore:
         except Exception as error:
             self._complain(tier[0], error)
 
+    def troubled_tiers(self) -> list[str]:
+        """What tiers say of themselves now, for ``StepResult.troubles``."""
+        return [f"cache tier {name}: {trouble}" for name, tier in self._tiers if (trouble := tier.trouble) is not None]
+
     def _complain(self, name: str, error: Exception) -> None:
         if name not in self._failed:
             self._failed.add(name)

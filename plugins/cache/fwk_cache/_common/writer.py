@@ -18,6 +18,8 @@ PAUSE_SECONDS = 10.0
 
 CLOSE_SECONDS = 1.0
 
+READING, WRITING = "reading from", "writing to"
+
 
 class Writer:
     """Writes entries in the background by ``write``, whose ``OSError`` begins a pause; the first is logged."""
@@ -31,6 +33,7 @@ class Writer:
         self._max_waiting = max(1, QUEUE_BYTES // block_bytes)
         self._paused_until = 0.0
         self._has_warned = False
+        self._troubles: dict[str, str] = {}  # by what has failed, until it works again
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -47,13 +50,24 @@ class Writer:
             self._queue.put(key)
         return True
 
-    def pause(self, error: OSError) -> None:
-        """Leave the store alone for a while."""
-        self._paused_until = time.monotonic() + PAUSE_SECONDS
-        self.warn(error)
+    @property
+    def trouble(self) -> str | None:
+        """Why the store is of no use at present."""
+        return next(iter(self._troubles.values()), None)
 
-    def warn(self, error: OSError) -> None:
-        """Say once that entries cannot be kept."""
+    def works(self, what: str) -> None:
+        """Reading or writing has succeeded."""
+        if self._troubles:
+            self._troubles.pop(what, None)
+
+    def pause(self, error: OSError, what: str) -> None:
+        """Leave the store alone for a while, in which reading or writing has failed."""
+        self._paused_until = time.monotonic() + PAUSE_SECONDS
+        self.warn(error, what)
+
+    def warn(self, error: OSError, what: str) -> None:
+        """Log once that entries cannot be kept; ``trouble`` says so until it ``works`` again."""
+        self._troubles[what] = f"{what} {self._place} failed: {error.strerror or error}"
         if not self._has_warned:
             self._has_warned = True
             reason = error.strerror or str(error)
@@ -69,7 +83,8 @@ class Writer:
             try:
                 if not self.is_paused:
                     self._write(key, memoryview(self.waiting[key]))
+                    self.works(WRITING)
             except OSError as error:
-                self.pause(error)
+                self.pause(error, WRITING)
             finally:
                 del self.waiting[key]

@@ -9,7 +9,7 @@ from pathlib import Path
 from fwk.errors import ConfigError
 from fwk.interfaces.prefix_cache import CacheTier, CacheTierContext
 from fwk_cache._common.sealed import HEADER_BYTES, name_of
-from fwk_cache._common.writer import Writer
+from fwk_cache._common.writer import READING, Writer
 from fwk_cache.file import FileOptions, entry
 from fwk_cache.file.folder import Folder, default_folder
 
@@ -54,10 +54,16 @@ class FileTier(CacheTier):
             into[:] = waiting
             return True
         try:
-            return entry.read(self._path(key), self.context.identity, key, into)
+            found = entry.read(self._path(key), self.context.identity, key, into)
         except OSError as error:
-            self._writer.warn(error)
+            self._writer.warn(error, READING)
             return False
+        self._writer.works(READING)
+        return found
+
+    @property
+    def trouble(self) -> str | None:
+        return self._writer.trouble
 
     def reader(self) -> Callable[[bytes, memoryview], bool]:
         return self.get  # it changes nothing here, and files can be read from any thread

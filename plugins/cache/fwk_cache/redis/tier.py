@@ -8,7 +8,7 @@ from functools import partial
 from fwk.errors import ConfigError
 from fwk.interfaces.prefix_cache import CacheTier, CacheTierContext
 from fwk_cache._common.sealed import HEADER_BYTES, header, name_of
-from fwk_cache._common.writer import Writer
+from fwk_cache._common.writer import READING, Writer
 from fwk_cache.redis import RedisOptions
 from fwk_cache.redis.connection import Connection, Refused, WrongSize, read_address
 
@@ -33,16 +33,18 @@ class Reader:
             return False
         for is_last in (self._connection is None, True):
             try:
-                return question(self._connection or self.connect())
+                found = question(self._connection or self.connect())
+                self._writer.works(READING)
+                return found
             except WrongSize:
                 raise
             except Refused as error:
-                self._writer.pause(error)
+                self._writer.pause(error, READING)
                 return False
             except OSError as error:
                 self.hang_up()
                 if is_last or not isinstance(error, ConnectionError):
-                    self._writer.pause(error)
+                    self._writer.pause(error, READING)
                     return False
         return False
 
@@ -76,7 +78,7 @@ class RedisTier(CacheTier):
             self._writer.close()
             raise ConfigError(f"{self._address.place} refuses: {error}; see --hicache-redis-password") from None
         except OSError as error:
-            self._writer.pause(error)  # it may come later
+            self._writer.pause(error, READING)  # it may come later
 
     def contains(self, key: bytes) -> bool:
         if key in self._writer.waiting:
@@ -91,6 +93,10 @@ class RedisTier(CacheTier):
 
     def put(self, key: bytes, data: memoryview) -> bool:
         return self._writer.put(key, data)
+
+    @property
+    def trouble(self) -> str | None:
+        return self._writer.trouble
 
     def close(self) -> None:
         self._writer.close()

@@ -160,6 +160,10 @@ class KVFetches(Transfers):
         self._found: dict[tuple[str, int], int] = {}  # tokens that the cache had before blocks came from elsewhere
         self._fetches: dict[str, _Fetch] = {}  # by request
         self._under_way: dict[str, _Fetch | None] = {}  # by key; None: an offer that is not wanted
+        self._trouble: str | None = None  # of the last transfer
+
+    def trouble(self) -> str | None:
+        return self._trouble
 
     @property
     def is_busy(self) -> bool:
@@ -251,9 +255,12 @@ class KVFetches(Transfers):
         self._counts.num_kv_fetching -= 1
         self._blocks.settle(fetch.reserved, has_arrived=ended.is_whole)
         fetch.reserved, fetch.is_over = None, True
-        if not ended.is_whole:
+        if ended.is_whole:
+            self._trouble = None
+        else:
             self._counts.kv_transfer_failures += 1
-            if fetch.waiting:
-                log.warning(
-                    "K/V of a prompt did not come from the prefill server, it is computed here: %s", ended.error
+            if fetch.waiting:  # else it was called off
+                self._trouble = (
+                    f"K/V of a prompt did not come from the prefill server, it is computed here: {ended.error}"
                 )
+                log.warning("%s", self._trouble)

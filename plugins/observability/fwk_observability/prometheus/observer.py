@@ -116,11 +116,13 @@ class PrometheusObserver(Observer):
         """Everything as it stands now."""
         model = [self.context.model_name]
         stats = self._stats
+        degraded = int(self.context.degraded() is not None)
         usage = stats.num_held_blocks / stats.num_blocks if stats.num_blocks else 0.0
         for name, meaning, value in (
             ("fwk:num_requests_running", "Sequences that the engine works on.", stats.num_running),
             ("fwk:num_requests_waiting", "Sequences that wait for their turn.", stats.num_waiting),
             ("fwk:kv_cache_usage_perc", "Share of the KV cache's blocks that sequences hold; 1 is all.", usage),
+            ("fwk:degraded", "Whether /health tells of something that failed while the model is served.", degraded),
         ):
             gauge = GaugeMetricFamily(name, meaning, labels=["model_name"])
             gauge.add_metric(model, value)
