@@ -3,7 +3,7 @@
     python -m benchmarks.gpu.bundle [--out .] [--modules FOLDER]
 
 Makes ``.whl`` (this project's own wheel, without whose entry points no plugin is found, and what the machine lacks),
-``.fi/fi.zip`` (FlashInfer without the sources that are never compiled, with the modules that were built beforehand) and
+``.fi/fi.tar.xz`` (FlashInfer without the sources that are never compiled, with modules that were built beforehand) and
 ``.ref`` (what the CPU says of the small models). Needs a network and pip. ``benchmarks.gpu.modules`` builds modules.
 """
 
@@ -13,6 +13,7 @@ import argparse
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import zipfile
 from collections.abc import Sequence
@@ -74,16 +75,18 @@ def built_modules(folder: Path) -> dict[str, Path]:
 
 
 def pack_flashinfer(unpacked: Path, modules: dict[str, Path], target: Path) -> list[str]:
-    """Names in the archive. modules: libraries by name."""
+    """Names in the archive, which is one stream: modules have most of their code in common. modules: by name."""
     files = {f"flashinfer/data/aot/{name}/{name}.so": path for name, path in modules.items()}
     for path in unpacked.rglob("*"):
         name = path.relative_to(unpacked).as_posix()
         if path.is_file() and name.startswith("flashinfer") and travels(name):
             files[name] = path
     target.parent.mkdir(parents=True, exist_ok=True)
-    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+    for old in target.parent.iterdir():
+        old.unlink()
+    with tarfile.open(target, "w:xz") as archive:
         for name in sorted(files):
-            archive.write(files[name], name)
+            archive.add(files[name], name)
     return sorted(files)
 
 
@@ -158,7 +161,7 @@ def main() -> None:
     wheels, packed, references = given.out / ".whl", given.out / ".fi", given.out / ".ref"
     modules = built_modules(given.modules)
     _wheels(wheels)
-    _flashinfer(packed / "fi.zip", modules)
+    _flashinfer(packed / "fi.tar.xz", modules)
     if not any(references.glob("*.npz")):
         command = [sys.executable, "-m", "benchmarks.gpu", str(references), "--stage", "references"]
         subprocess.run(command, check=True)

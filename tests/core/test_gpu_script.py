@@ -5,19 +5,23 @@ from __future__ import annotations
 import json
 import os
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import pytest
 from benchmarks.gpu import __main__ as script
-from benchmarks.gpu import bundle, child, rehearsal
+from benchmarks.gpu import bundle, child, modules, rehearsal
 from benchmarks.gpu.__main__ import Stage, chosen, table
 from benchmarks.gpu.cases import STAGES, Check, parity, proofs
 from benchmarks.gpu.references import write_all
 from benchmarks.gpu.rehearsal import SMALL_MODELS, SMALL_WORKS, rehearsed
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 COPIES = [Check(f"{name} copies", "env", "copies", 20) for name in ("first", "second", "third")]
 
@@ -81,11 +85,18 @@ def test_a_silent_eager_step_does_not_pass(tmp_path: Path, references: Path) -> 
 def test_what_goes_wrong_costs_one_check(how: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(rehearsal.MISBEHAVE, f"second={how}")
     monkeypatch.setattr(script, "GRACE", 0.5)
-    lines: list[str] = []
+    lines, started, start = list[str](), list[Any](), script.subprocess.Popen
+
+    def counted(*words: Any, **more: Any) -> Any:
+        started.append(start(*words, **more))
+        return started[-1]
+
+    monkeypatch.setattr(script.subprocess, "Popen", counted)
     checks = [COPIES[0], replace(COPIES[1], seconds=2), COPIES[2]]
     rows = Stage(tmp_path, tmp_path, "pretended", 100, lines.append).run(checks)
     assert [row["passed"] for row in rows] == [True, False, True]
     assert words in rows[1]["error"]
+    assert len(started) == 2, "a process for the group, and another for what is left"
     assert [line[:4] for line in lines] == ["PASS", "FAIL", "PASS"]
     written = (tmp_path / "results.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line)["check"] for line in written] == [check.name for check in checks]
@@ -137,6 +148,8 @@ def test_stages_fit_their_time() -> None:
         assert len(set(names)) == len(names), stage
         assert max(check.seconds for check in checks()) < seconds / 2
         assert all(check.function in child.FUNCTIONS for check in checks())
+        groups = [group for group, _ in groupby(check.group for check in checks())]
+        assert len(set(groups)) == len(groups), "one process for a group, whose kernels are compiled once"
 
 
 @pytest.mark.sweep
@@ -155,6 +168,29 @@ def test_every_stage_is_rehearsed_in_its_time(stage: str, tmp_path: Path, refere
     assert steps >= {"step=captured"}
 
 
+def test_modules_are_those_of_the_checks() -> None:
+    """One for a head size, a type of K/V, windows, and the kernel; decoding in groups of 2 has another."""
+    found = {
+        (shape.head_size, shape.num_heads // shape.num_kv_heads, shape.kv_dtype, bool(shape.sliding_window), kernel)
+        for shape, kernel in modules.wanted()
+    }
+    plain = {(size, group, "auto", False) for size, group in ((64, 4), (128, 4), (128, 2))} | {(128, 4, "auto", True)}
+    assert found == {(*one, kernel) for one in plain for kernel in ("fa2", "fa3")} | {(64, 4, "fp8_e4m3", False, "fa2")}
+
+
+def test_what_travels_is_new_enough() -> None:
+    """And what the machine has itself, as its environment here lists it."""
+    root = Path(bundle.__file__).parents[2]
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    there = (root / "benchmarks" / "gpu" / "requirements.txt").read_text(encoding="utf-8").splitlines()
+    pins = dict(line.split("==") for line in (*bundle.WHEELS, *there) if "==" in line)
+    pins = {canonicalize_name(name): version for name, version in pins.items()}
+    wanted = [Requirement(words) for words in project["dependencies"]]
+    checked = [one for one in wanted if canonicalize_name(one.name) in pins]
+    assert {"torch", "numpy", "llguidance", "fastapi"} <= {one.name for one in checked}
+    assert [str(one) for one in checked if not one.specifier.contains(pins[canonicalize_name(one.name)])] == []
+
+
 def test_a_bundle_leaves_out_what_is_never_read(tmp_path: Path) -> None:
     source = tmp_path / "flashinfer"
     for name in ("decode.py", "data/csrc/batch_decode.cu", "data/csrc/gemm.cu", "data/cutlass/a.h", "data/cccl/b.h"):
@@ -165,7 +201,7 @@ def test_a_bundle_leaves_out_what_is_never_read(tmp_path: Path) -> None:
         (built / "ops" / name).mkdir(parents=True)
         (built / "ops" / name / f"{name}.so").write_bytes(b"x" * 100)
     (built / "modules.txt").write_text("batch_decode_x\n")
-    packed = bundle.pack_flashinfer(tmp_path, bundle.built_modules(built), tmp_path / "fi.zip")
+    packed = bundle.pack_flashinfer(tmp_path, bundle.built_modules(built), tmp_path / "packed" / "fi.tar.xz")
     assert packed == [
         "flashinfer/data/aot/batch_decode_x/batch_decode_x.so",
         "flashinfer/data/csrc/batch_decode.cu",

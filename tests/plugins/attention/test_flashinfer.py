@@ -236,6 +236,8 @@ def test_a_prompt_kernel_that_was_asked_for(kernel: Any) -> None:
     layer = Shape(dtype="bfloat16").layer()
     FlashInferBackend(context).plan(make_batch([0, 16], [4, 1], block_tables([4, 17])), [layer])
     assert {wrapper.backend for wrapper in fake_flashinfer.MADE} == {kernel}
+    FlashInferBackend(context).plan(make_batch([16], [4], block_tables([20]), parents=[[-1, 0, 0, 1]]), [layer])
+    assert fake_flashinfer.MADE[-1].backend == "fa2", "the others have no masks of the caller's"
     if kernel == "fa3":
         with pytest.raises(ConfigError, match="--flashinfer-prompt-kernel fa3 reads K/V of the model's own precision"):
             FlashInferBackend(replace(context, kv_dtype="fp8_e4m3"))

@@ -287,15 +287,15 @@ def test_a_torch_without_scales_of_rows_on_a_cpu_says_so(monkeypatch: pytest.Mon
 @pytest.mark.parametrize("is_fast", [False, True])
 def test_fast_accumulation_is_asked_for(is_fast: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bool] = []
-    real = scaled.scaled_mm
+    real = torch.ops.aten._scaled_mm
 
-    def noted(*tensors: Any, is_fast: bool = False) -> Tensor:
-        seen.append(is_fast)
-        return real(*tensors, is_fast=is_fast)
+    def noted(*tensors: Any, use_fast_accum: bool, **settings: Any) -> Tensor:
+        seen.append(use_fast_accum)
+        return real(*tensors, **settings)
 
     path = checkpoint_twins("fp8-compressed-channel", tmp_path).path
     context, layer = gate_up(path, torch.bfloat16, fp8_fast_accumulation=is_fast)
-    monkeypatch.setattr(scaled, "scaled_mm", noted)
+    monkeypatch.setattr(torch.ops.aten, "_scaled_mm", noted)
     x = activations(context.config.hidden_size, torch.bfloat16)
     layer(x)
     layer(RoundedRows(*scaled.quantise(x), x.dtype))
