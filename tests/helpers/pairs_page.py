@@ -65,7 +65,7 @@ REFUSED: dict[tuple[str, str], str] = {
     (
         "hierarchical cache",
         "prefill elsewhere",
-    ): "--disaggregation-mode prefill needs a prefix cache .* 'hierarchical' moves blocks to tiers",
+    ): "--disaggregation-mode decode is not possible with --prefix-cache hierarchical: .* give the tiers to the prefill",
     (
         "hidden states",
         "rerank",

@@ -373,7 +373,6 @@ def test_the_weights_stay(both: Both) -> None:
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no prefix cache": ({"prefix_cache": "none"}, "needs a prefix cache .* 'none' keeps nothing"),
-    "tiers": ({"prefix_cache": "hierarchical"}, "needs a prefix cache .* moves blocks to tiers"),
     "adapters": ({"enable_lora": True}, "not possible with --enable-lora"),
     "transport": ({"disaggregation_transfer_backend": "ascend"}, "ascend: this transport has no plugin here"),
 }
@@ -384,6 +383,26 @@ def test_what_cannot_be_is_refused(tiny_folder: Path, tmp_path: Path, name: str)
     options, why = REFUSED[name]
     with pytest.raises(fwk.errors.FwkError, match=why):
         half(str(tiny_folder), "prefill", tmp_path, **OPTIONS | options)
+
+
+def test_tiers_are_for_prefill_servers(tiny_folder: Path, tmp_path: Path, alone: fwk.LLM) -> None:
+    """A prompt that was evicted there and comes back from a tier is offered as one that was computed."""
+    with pytest.raises(ConfigError, match="give the tiers to the prefill servers"):
+        half(str(tiny_folder), "decode", tmp_path, **OPTIONS | {"prefix_cache": "hierarchical"})
+    options = OPTIONS | {"max_total_tokens": 128}
+    prompts = [prompt(seed, 60) for seed in range(1, 5)]
+    wanted = [x.token_ids for x in alone.generate(prompts, GREEDY)]
+    tiers = {"prefix_cache": "hierarchical", "hicache_ratio": 8}
+    with split(str(tiny_folder), tmp_path, of_prefill=tiers, **options) as (_, pair):
+        for number in range(3):
+            for seed, tokens in enumerate(wanted):
+                pair.ask(request(prompts[seed], f"{number} {seed}"))
+                assert tokens_of(pair.settle(), f"{number} {seed}") == tokens
+            pair.check()
+        stats = pair.prefill.stats()
+        assert stats.restored_prompt_tokens > 60, "what was evicted came from the tier"
+        assert counts(pair.decode).kv_transfers == 12
+        assert counts(pair.decode).kv_transfer_failures == 0
 
 
 def test_an_llm_does_not_share_its_work(tiny_folder: Path, tmp_path: Path) -> None:

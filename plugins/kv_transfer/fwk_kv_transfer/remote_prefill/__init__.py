@@ -255,11 +255,16 @@ class RemotePrefillSpec(FeatureSpec):
         for how, why in run.one_server.items():
             raise ConfigError(f"{mode} is not possible with {how}: {why}")
         cache = run.chosen["cache"]
-        if cache.name == "none" or (isinstance(cache, PrefixCacheSpec) and cache.tiers is not None):
-            why = "keeps nothing" if cache.name == "none" else "moves blocks to tiers"
+        if cache.name == "none":
             raise ConfigError(
-                f"{mode} needs a prefix cache that holds what comes from the other server, and '{cache.name}' {why}: "
+                f"{mode} needs a prefix cache that holds what comes from the other server, and 'none' keeps nothing: "
                 "choose another --prefix-cache"
+            )
+        has_tiers = isinstance(cache, PrefixCacheSpec) and cache.tiers is not None
+        if has_tiers and options.disaggregation_mode == "decode":
+            raise ConfigError(
+                f"{mode} is not possible with --prefix-cache {cache.name}: K/V that come fill blocks at once, and what "
+                "was in these goes to a tier with the next step only; give the tiers to the prefill servers"
             )
 
 
