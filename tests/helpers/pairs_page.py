@@ -65,7 +65,7 @@ REFUSED: dict[tuple[str, str], str] = {
     (
         "hierarchical cache",
         "prefill elsewhere",
-    ): "--disaggregation-mode decode is not possible with --prefix-cache hierarchical: .* give the tiers to the prefill",
+    ): "--disaggregation-mode decode is not possible with --prefix-cache hierarchical: .* give the tiers to",
     (
         "hidden states",
         "rerank",
