@@ -44,7 +44,6 @@ POLICIES = [item.name for item in installed().family("schedulers")]
 # The engine
 
 
-@pytest.mark.gate(1)
 @pytest.mark.parametrize("depth", [1, 2])
 def test_policies_follow_one_another_under_load_and_lose_nobody(depth: int) -> None:
     """Through every pair of policies, with arrivals, pre-emption and steps in flight."""

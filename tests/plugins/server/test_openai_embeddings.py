@@ -142,6 +142,7 @@ async def test_a_client_that_goes_away_aborts(base_url, frontend):
     assert frontend.num_aborted == 2
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("arguments", [{}, {"encoding_format": "float"}, {"encoding_format": "base64"}])
 async def test_openais_own_client(base_url, arguments):
     """It asks for base64 when it is told nothing, and decodes that."""
