@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import pytest
+import torch
 from tests.helpers.isas import isa_params
 
 from fwk import native
 from fwk.plugins import Registered
 from fwk_kit.testing import OperatorsSuite
+from fwk_kit.testing.operators import DTYPES
 
 SETTINGS = isa_params(f"{native.isas()[-1]}, 3 threads")
 
@@ -18,7 +20,7 @@ class TestTorch(OperatorsSuite):
     plugin = "torch"
 
 
-@pytest.mark.gate(2)
+@pytest.mark.gate(1)
 class TestTriton(OperatorsSuite):
     """In Triton's interpreter."""
 
@@ -28,6 +30,13 @@ class TestTriton(OperatorsSuite):
     @pytest.mark.sweep
     def test_serves_a_tiny_model(self, item: Registered) -> None:
         super().test_serves_a_tiny_model(item)
+
+    @pytest.mark.gate(2)
+    @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+    @pytest.mark.parametrize("rounds_last", [False, True])
+    def test_add_rms_norm(self, item: Registered, dtype: torch.dtype, rounds_last: bool) -> None:
+        """In bfloat16 too, which Triton rounds by itself."""
+        super().test_add_rms_norm(item, dtype, rounds_last)
 
     @pytest.mark.sweep
     def test_a_row_depends_on_no_other(self, item: Registered) -> None:
