@@ -156,6 +156,11 @@ class LogitsProcessorSuite(ServedSuite):
             torch.testing.assert_close(out[0], self.alone(item, params, TEXTS[0], logits[0]))
             processor.remove(3)
         assert processor.add(3, SamplingParams()) is False
+        assert processor.add(4, asked[0]) is True
+        logits = self.logits(2)
+        with torch.inference_mode():
+            out = processor.apply(logits.clone(), view_of([TEXTS[0]] * 2, [3, 4]))
+        assert torch.equal(out[0], logits[0]), "a sequence that asks nothing got what the one before it had asked for"
 
     def test_two_workers_do_not_share(self, item: Registered) -> None:
         one, two = self.processor(item), self.processor(item)
