@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import subprocess
 import sys
 import time
@@ -21,7 +22,7 @@ import fwk
 from fwk import SamplingParams
 from fwk.cli.common import read_options
 from fwk.cli.option_parsing import Parser
-from fwk.errors import ConfigError, FwkError, PluginError
+from fwk.errors import ConfigError, FwkError, ModelLoadError, PluginError, PluginLoadError
 from fwk.plugins import PluginSet, discover, plugin_that_raised
 from fwk_kit.bench.servers import free_port
 
@@ -171,6 +172,40 @@ def test_one_that_cannot_be_built(install: Callable[..., Path], tiny_folder: Pat
         tiny(tiny_folder, plugins, sampling_backend="broken")
     assert said in str(error.value)
     assert "\n" not in str(error.value)
+
+
+LOADER = """from fwk import LoaderSpec, hookimpl
+@hookimpl
+def loaders():
+    return [LoaderSpec(name="broken", load="broken_sampler:Broken", rank=10**6)]
+"""
+READS = """from fwk.interfaces.loader import Loader
+class Broken(Loader):
+    @classmethod
+    def reads(cls, path):
+        {}
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("raise RuntimeError('no luck')", "failed to import broken_sampler:Broken: RuntimeError: no luck"),
+        (READS.format("raise SystemExit(3)"), "raised SystemExit in reads: 3"),
+    ],
+)
+def test_a_loader_that_cannot_be_asked_is_passed_over(
+    install: Callable[..., Path], tmp_path: Path, source: str, said: str
+) -> None:
+    install(LOADER, source)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text("{}")
+    with pytest.raises(ModelLoadError) as error:
+        fwk.LLM(str(tmp_path / "model"), plugins=found())
+    assert f"(broken: plugin 'acme-broken.acme_broken' from acme-broken 1.0 {said}; " in str(error.value)
+    assert "safetensors" in str(error.value), "the others are asked"
+    with pytest.raises(PluginLoadError, match=re.escape(said)):
+        fwk.LLM(str(tmp_path / "model"), plugins=found(), load_format="broken")
 
 
 @pytest.mark.parametrize(

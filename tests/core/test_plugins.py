@@ -10,6 +10,7 @@ from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
+from typing import ClassVar
 
 import pytest
 from tests.helpers.fake_plugins import FakeEntryPoint, declare, plugin
@@ -335,6 +336,41 @@ def test_auto_takes_the_best_that_is_possible_and_says_why_not_the_others() -> N
     on_gpu = choose(choosable(), "attention", "auto", Facts(host=Host("cuda"), head_size=80))
     assert on_gpu.chosen is not None
     assert on_gpu.chosen.name == "best"
+
+
+class Unanswering(AttentionBackendSpec):
+    """Its own code fails where it is asked for ``fails``."""
+
+    fails: ClassVar[str] = ""
+
+    def refusal(self, facts: Facts) -> str | None:
+        return 5 if self.fails == "refusal" else super().refusal(facts)  # type: ignore[return-value]
+
+    def is_meant_for(self, facts: Facts) -> bool:
+        raise SystemExit(3)
+
+    def facts_with(self, facts: Facts, options: object) -> Facts:
+        raise ZeroDivisionError
+
+
+class Refusing(Unanswering):
+    fails = "refusal"
+
+
+def test_one_whose_own_code_fails_when_it_is_asked_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    declared = [Unanswering(name="mine", load="a:b"), Refusing(name="best", load="a:b", rank=90), attention("plain")]
+    found(FakeEntryPoint("attention.acme", plugin(*declared)))
+    plugins = found(FakeEntryPoint("attention.acme", plugin(*declared)))  # as each command and process does
+    selection = choose(plugins, "attention", "auto", Facts())
+    assert selection.reasons() == [
+        "attention backend 'best' was not taken: it answered a int, no str | None, in refusal",
+    ]
+    mine = find(plugins, "attention", "mine").declaration
+    assert (mine.is_meant_for(Facts()), mine.facts_with(Facts(), None)) == (True, Facts())
+    assert [record.message.partition(":")[0] for record in caplog.records if "'mine'" in record.message] == [
+        "attention backend 'mine' (acme 1.0) raised SystemExit in is_meant_for",
+        "attention backend 'mine' (acme 1.0) raised ZeroDivisionError in facts_with",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from fwk.config import EngineOptions, ModelOptions, Options, PluginOptions, Serv
 from fwk.errors import PluginError, one_line
 from fwk.interfaces.declaration import LIMITED, Declaration
 from fwk.plugins.families import FAMILIES, ORDER, PARTS, VERSIONS, closest
-from fwk.plugins.fitting import misfit
+from fwk.plugins.fitting import guard_questions, misfit
 from fwk.plugins.versions import Adapter, ApiVersion
 
 GROUP = "fwk"
@@ -237,6 +237,8 @@ class PluginSet:
             wrong = "has a name that means something else to its option"
         if wrong is not None:
             raise TypeError(f"{FAMILIES[item.family].noun} {item.name!r:.100} {wrong}")
+        if package != OWN:
+            guard_questions(item, f"{FAMILIES[item.family].noun} {item.name!r} ({package} {version})")
         known = self.versions[item.family]
         refusal = known.refusal(item.family, item.name, package, item.api)
         if refusal is not None:

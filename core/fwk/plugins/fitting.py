@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import builtins
 import inspect
+import logging
 import re
 import sys
 from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import fields
-from functools import cache
+from functools import cache, wraps
 from types import SimpleNamespace, UnionType
 from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 
+from fwk.errors import one_line_traceback
 from fwk.interfaces.declaration import Declaration
 
+log = logging.getLogger(__name__)
 
-def type_of(interface: type[Any], annotation: object) -> Any:
-    """What an annotation of an interface stands for; ``Any`` where type checkers alone can tell."""
+QUESTIONS = ("refusal", "auto_skip_reason", "is_meant_for", "variance", "asks_of", "facts_with")
+"""Methods of declarations that are called before anything is chosen."""
+
+
+def type_of(interface: type[Any] | Callable[..., Any], annotation: object) -> Any:
+    """What an annotation of an interface, or of its method, stands for; ``Any`` where type checkers alone can tell."""
     told = SimpleNamespace(__annotations__={"it": annotation})
     names = ChainMap(sys.modules[interface.__module__].__dict__, builtins.__dict__, _Unknown())
     try:
@@ -46,6 +53,45 @@ def misfit(item: Declaration) -> str | None:
 @cache
 def _kind_of(owner: type[Any], annotation: str) -> Any:
     return type_of(owner, annotation)
+
+
+def guard_questions(item: Declaration, who: str) -> None:
+    """Have a declaration whose own code fails when it is asked refuse the run, or answer as its interface does.
+
+    All of a family are asked, so that one that nobody wants would end what does without it.
+    """
+    cls = type(item)
+    base = next(one for one in cls.__mro__ if one.__module__.startswith("fwk.interfaces."))
+    own = [name for name in QUESTIONS if getattr(cls, name) is not getattr(base, name)]
+    if own and not hasattr(getattr(cls, own[0]), "who"):  # declared and found before
+        body = {name: _question(getattr(cls, name), getattr(base, name), name, who) for name in own}
+        object.__setattr__(item, "__class__", type(cls.__name__, (cls,), {"__module__": cls.__module__, **body}))
+
+
+def _question(own: Callable[..., Any], default: Callable[..., Any], name: str, who: str) -> Callable[..., Any]:
+    kind = type_of(default, default.__annotations__["return"])
+    fits = fitting(kind)
+
+    told = set[str]()
+
+    @wraps(own)
+    def ask(*args: Any, **fields: Any) -> Any:
+        try:
+            answer, detail = own(*args, **fields), ""
+            if fits is None or fits(answer):
+                return answer
+            why = f"answered a {type(answer).__name__}, no {in_words(kind)}, in {name}"
+        except (Exception, SystemExit) as error:
+            why, detail = f"raised {type(error).__name__} in {name}", f": {one_line_traceback(error)}"
+        if name == "refusal":
+            return why
+        if why not in told:
+            log.error("%s %s%s", who, why, detail)
+            told.add(why)
+        return default(*args, **fields)
+
+    ask.__dict__["who"] = who
+    return ask
 
 
 class _Unknown(dict[str, Any]):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from fwk.config import Config
-from fwk.errors import ConfigError, ModelLoadError, PluginError
+from fwk.errors import ConfigError, ModelLoadError, PluginError, PluginLoadError
 from fwk.features.declared import made_for
 from fwk.interfaces.declaration import Facts, Host
 from fwk.interfaces.loader import Checkpoint, Loader, LoaderContext, ModelSource
@@ -173,14 +173,29 @@ def _choose_loader(config: Config, plugins: PluginSet, path: Path) -> tuple[str,
             refusals.append(f"{item.name} {lacking}")
             reasons.append(f"loader '{item.name}' was not taken: it {lacking}")
             continue
-        cls: type[Loader] = load_object(item)
-        refusal = cls.reads(path)
+        try:
+            refusal = _asked(item, path)
+        except PluginLoadError as error:
+            if requested != "auto":
+                raise
+            refusal = str(error)
+            reasons.append(f"loader '{item.name}' was not taken: {error}")
         if refusal is None:
             factory = PluginFactory(plugins, config.plugin_options)
             loader = factory.build(item, LoaderContext, normalised=partial(_normalised, config, plugins))
             return item.name, loader, tuple(reasons)
         refusals.append(f"{item.name}: {refusal}")
     raise ModelLoadError(f"no loader reads {path} ({'; '.join(refusals) or 'none is installed'})")
+
+
+def _asked(item: Registered, path: Path) -> str | None:
+    """Why a loader does not read the files. Raises ``PluginLoadError`` in its name where it cannot tell."""
+    try:
+        return load_object(item).reads(path)
+    except PluginLoadError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise PluginLoadError(f"plugin {item.source} raised {type(error).__name__} in reads: {error}") from error
 
 
 def _eos_ids(checkpoint: Checkpoint, model: ModelConfig, given: tuple[int, ...]) -> tuple[int, ...]:

@@ -194,9 +194,15 @@ def test_a_replica_that_comes_back_is_offered_little_by_little(three: tuple[Repl
     assert 0 < engines.info()[2]["weight"] < 0.5
 
 
-def test_a_balancer_that_chooses_a_stranger_is_an_error(three: tuple[Replicas, list[Client]]) -> None:
-    with pytest.raises(AssertionError, match="Last chose no replica that can serve"):
-        three[0].submit(request("stranger"), print)
+def test_a_balancer_that_chooses_a_stranger_is_asked_no_more(three: tuple[Replicas, list[Client]]) -> None:
+    engines, clients = three
+    for name in ("first", "stranger", "third", "fourth"):
+        engines.submit(request(name), print)
+    assert len(Last.seen) == 2
+    assert [len(client.sent) for client in clients] == [2, 1, 1]
+    assert engines.degraded() == (
+        "load balancer Last chose no engine that can serve; requests go to the engine with the fewest"
+    )
 
 
 def test_trouble_is_when_none_can_serve(three: tuple[Replicas, list[Client]]) -> None:

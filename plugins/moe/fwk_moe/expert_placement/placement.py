@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import islice
 from operator import index
 
-from fwk.errors import ConfigError, ModelLoadError
+from fwk.errors import ConfigError, ModelLoadError, PluginFault
 from fwk.interfaces.expert_placement import ExpertPlacement, ExpertPlacer, PlacedLayer, PlacementShape
 from fwk.interfaces.moe import Routing
 from fwk_moe.expert_placement import ExpertPlacementOptions
@@ -77,9 +77,12 @@ class ModelPlacement(ExpertPlacement):
     def balanced(self, name: str, loads: Sequence[int], shape: PlacementShape) -> list[int]:
         """The slots that the algorithm gives a layer. Raises ``ModelLoadError`` in its name where it gives none."""
         assert self._placer is not None, "placements that go by counts are given one"
-        source = f"--eplb-algorithm {self._options.eplb_algorithm}: {name}"
+        who = getattr(self._placer.place, "who", "")  # as it is called in messages, with its package
+        source = f"{who or f'--eplb-algorithm {self._options.eplb_algorithm}'}: {name}"
         try:
             given = [index(slot) for slot in islice(self._placer.place(loads, shape), shape.num_slots + 1)]
+        except PluginFault:
+            raise
         except Exception as error:
             raise ModelLoadError(f"{source}: it raised {type(error).__name__}, or gave no list of experts") from error
         return checked(given, shape, source)

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from fwk.errors import EngineDead, NotServed
+from fwk.errors import EngineDead, NotServed, PluginFault
 from fwk.interfaces.balance import BalanceContext, LoadBalancer, Replica
 from fwk.interfaces.engine_pool import Engine, EnginePool, EnginePoolContext, Receiver
 from fwk.types import EngineReady, EngineStats, Request, TokenEvent, total_stats
@@ -54,6 +54,7 @@ class Replicas(EnginePool):
         self._given_up: set[int] = set()
         self._weights: str | None = None  # the identity of those that all have read at the start
         self._is_closing = False
+        self._fault = ""  # of the load balancer, which is asked no more
         for index, pool in enumerate(self.below):
             pool.on_stats = partial(self._note, index)
             pool.on_death = self._died
@@ -117,7 +118,8 @@ class Replicas(EnginePool):
     def degraded(self) -> str | None:
         if self.trouble() is not None:
             return None
-        return "; ".join([*self._troubles(), *(why for pool in self.below if (why := pool.degraded()))]) or None
+        troubles = [*self._troubles(), *(why for pool in self.below if (why := pool.degraded())), self._fault]
+        return "; ".join(filter(None, troubles)) or None
 
     def _troubles(self) -> list[str]:
         return [trouble for pool in self.below if (trouble := pool.trouble()) is not None]
@@ -151,10 +153,21 @@ class Replicas(EnginePool):
         # Where none has room, whichever is chosen says so.
         able = [view for view in able if self._has_room(view, request)] or able
         able = [self._views[index] for index in self._slow_start.offered([view.index for view in able])]
-        chosen = self._balancer.choose(request, able)
-        if not any(view is chosen for view in able):
-            raise AssertionError(f"{type(self._balancer).__name__} chose no replica that can serve")
-        return chosen
+        if not self._fault:
+            try:
+                chosen = self._balancer.choose(request, able)
+                if any(view is chosen for view in able):
+                    return chosen
+                self._failed("chose no engine that can serve")
+            except PluginFault as error:
+                self._failed(str(error))
+        return min(able, key=lambda view: view.num_open)
+
+    def _failed(self, why: str) -> None:
+        """The load balancer is asked no more."""
+        who = getattr(self._balancer.choose, "who", f"load balancer {type(self._balancer).__name__}")
+        self._fault = f"{why if why.startswith(who) else f'{who} {why}'}; requests go to the engine with the fewest"
+        log.error("%s", self._fault)
 
     def _has_room(self, view: Replica, request: Request) -> bool:
         return not view.num_open or view.num_open + request.n <= self.below[view.index].max_open
