@@ -51,6 +51,21 @@ class TestQwenVL(MultimodalProcessorSuite):
     processor_config = {"patch_size": 4, "min_pixels": 64, "max_pixels": 1024}
 
 
+class TestGemma3(MultimodalProcessorSuite):
+    plugin = "gemma3_vl"
+    samples = (MediaItem("image", encoded(noise(1))), MediaItem("image", encoded(noise(2, 16, 40), "JPEG")))
+    prompt = (1, 300, 5)
+    config = {
+        **TINY,
+        "vision_config": {"image_size": 16},
+        "mm_tokens_per_image": 4,
+        "boi_token_index": 300,
+        "eoi_token_index": 301,
+        "image_token_index": 302,
+    }
+    processor_config = {"size": {"height": 16, "width": 16}, "do_pan_and_scan": True, "pan_and_scan_min_crop_size": 9}
+
+
 class TestInternVL(MultimodalProcessorSuite):
     plugin = "internvl"
     samples = (MediaItem("image", encoded(noise(1))), MediaItem("image", encoded(noise(2, 16, 40), "JPEG")))

@@ -20,11 +20,18 @@ class Chunking:
         """How many of a sequence's remaining tokens to compute in a step; 0 if it must be all and that is too many."""
         if self._limits.whole_prompts:
             return remaining if remaining <= budget else 0
+        start = len(sequence.token_ids) - remaining
         if self._limits.max_chunk_tokens is None:
             most = 0 if budget < remaining <= self._limits.max_step_tokens else min(remaining, budget)
+            most = most if most == remaining else self._limited(sequence, start, most)
         else:
-            most = min(remaining, budget, self._limits.max_chunk_tokens)
-            most = self._queue.policy.chunk(sequence, remaining, most)
-            for part in sequence.parts:
-                most = max(1, min(most, part.limit(sequence, len(sequence.token_ids) - remaining, most)))
-        return self._kv_blocks.cut_chunk(sequence, len(sequence.token_ids) - remaining, most)
+            room = min(remaining, budget, self._limits.max_chunk_tokens)
+            most = self._limited(sequence, start, self._queue.policy.chunk(sequence, remaining, room))
+            most = most or self._limited(sequence, start, room)  # a policy may say less than a part can begin with
+        return self._kv_blocks.cut_chunk(sequence, start, most)
+
+    @staticmethod
+    def _limited(sequence: Sequence, start: int, most: int) -> int:
+        for part in sequence.parts:
+            most = max(0, min(most, part.limit(sequence, start, most)))
+        return most

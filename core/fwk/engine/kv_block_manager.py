@@ -115,6 +115,8 @@ class KVBlockManager:
         sequence.num_shared_blocks = len(sequence.blocks)
 
     def _restore(self, sequence: Sequence, num_kept: int, num_running: int) -> None:
+        if not all(part.restorable(sequence) for part in sequence.parts):
+            return
         room = self.num_available - num_running
         whole = self.num_missing(sequence, len(sequence.token_ids), len(sequence.blocks))
         spare = whole if whole <= room else room - num_kept

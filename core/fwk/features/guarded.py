@@ -50,6 +50,7 @@ _ANSWERS: dict[str, tuple[Callable[..., Any], Callable[[Any], bool] | None]] = {
     "matchable": (lambda sequence, count: count, _is_count),
     "cached": (lambda sequence, count: count, _is_count),
     "limit": (lambda sequence, start, count: count, _is_count),
+    "restorable": (lambda *_: True, _is_truth),
     "lets_through": (lambda *_: True, _is_truth),
     "is_full": (lambda *_: False, _is_truth),
     "is_busy": (lambda *_: False, _is_truth),

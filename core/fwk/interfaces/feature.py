@@ -145,6 +145,8 @@ class FeatureRun:
     - ``config``: all options of the run.
     - ``prompts``: of a model that does not generate.
     - ``is_local``: whether all workers are on this machine.
+    - ``model_config``: of the model; None: not known.
+    - ``step_tokens``: that a step computes at most.
     """
 
     config: Config
@@ -158,6 +160,8 @@ class FeatureRun:
     one_server: Mapping[str, str] = field(default_factory=dict[str, str])
     prompts: PromptsServed | None = None
     is_local: bool = True
+    model_config: ModelConfig | None = None
+    step_tokens: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -699,8 +703,15 @@ class EnginePart(Gate):
         """A step is about to be planned, in which sequences that it concerns may have no part."""
 
     def limit(self, sequence: FeatureSequence, start: int, count: int) -> int:
-        """How many of ``count`` prompt tokens from ``start`` on may be computed in one step; at least 1."""
+        """How many of ``count`` prompt tokens from ``start`` on may be computed in one step; 0: wait for a larger one.
+
+        A step may be as large as ``FeatureRun.step_tokens`` where no other sequence runs.
+        """
         return count
+
+    def restorable(self, sequence: FeatureSequence) -> bool:
+        """Whether cache tiers may bring back tokens of it, so that its first step begins anywhere."""
+        return True
 
     def new(self, sequence: FeatureSequence) -> msgspec.Struct | msgspec.Raw | None:
         """The sequence takes a slot: what the workers are told, of ``Wire.sequence``; None: they have no part in it."""

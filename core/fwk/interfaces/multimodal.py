@@ -28,6 +28,12 @@ POSITION_SHIFT = "position_shift"
 """Key of ``ForwardBatch.extras`` in steps of sequences with such media: [3, num_tokens] int64 on the device, what each
 token's position in each plane is more than ``positions`` says. Decoding, drafts and chunks have it alike."""
 
+MEDIA_SPAN = "media_span"
+"""Key of ``ModelConfig.raw`` that ``ModelSpec.normalised`` sets where tokens of a piece of media see each other.
+
+Of such a piece all tokens are computed in one step: so many at most.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class MediaItem:
@@ -53,6 +59,7 @@ class Media(msgspec.Struct, frozen=True, array_like=True):
     - ``kind``: ``image``, ``audio`` or ``video``.
     - ``start``: the first of its tokens in the prompt
     - ``index``: of its arrays in the file.
+    - ``is_span``: its tokens see each other (``MEDIA_SPAN``).
     """
 
     key: bytes
@@ -61,6 +68,7 @@ class Media(msgspec.Struct, frozen=True, array_like=True):
     length: int
     payload: str
     index: int
+    is_span: bool = False
 
     @property
     def end(self) -> int:

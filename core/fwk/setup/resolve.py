@@ -104,7 +104,8 @@ def resolve(config: Config, opened: OpenedModel, plugins: PluginSet) -> ModelSet
     given = own_options(config.plugin_options, resolution.item("attention"))
     check_used(plugins, given, one_each | {"loaders": opened.loader})
     factory = PluginFactory(plugins, config.plugin_options, resolution)
-    check_run(factory, _feature_run(config, opened, factory))
+    step_tokens, start_tokens = _step_tokens(config.engine, opened, chosen.device)
+    check_run(factory, _feature_run(config, opened, factory, step_tokens))
     parts = {family: _parts(config, plugins, resolution, family).refusals() for family in PARTS}
     for item in _using(config, plugins):
         if not item.declaration.is_meant_for(resolution.facts):
@@ -115,12 +116,11 @@ def resolve(config: Config, opened: OpenedModel, plugins: PluginSet) -> ModelSet
             refused = ConfigError if flags else PluginError
             raise refused(f"{flags}{noun} {item.name!r} ({item.package}) cannot be used: {why}")
     refused = resolution.refusals() | parts
-    step_tokens, start_tokens = _step_tokens(config.engine, opened, chosen.device)
     told = (*opened.reasons, *reasons, *resolution.reasons())
     return ModelSetup(opened, chosen, factory, told, refused, step_tokens, start_tokens, config.engine.page_size)
 
 
-def _feature_run(config: Config, opened: OpenedModel, factory: PluginFactory) -> FeatureRun:
+def _feature_run(config: Config, opened: OpenedModel, factory: PluginFactory, step_tokens: int) -> FeatureRun:
     """What features are asked about."""
     served = opened.served
     assert factory.resolution is not None
@@ -136,6 +136,8 @@ def _feature_run(config: Config, opened: OpenedModel, factory: PluginFactory) ->
         {" ".join(map(flag, spec.enabled_by)): spec.one_server for _, spec, _ in declared(factory) if spec.one_server},
         served.prompts,
         _is_local(factory),
+        factory.resolution.facts.model,
+        step_tokens,
     )
 
 

@@ -30,6 +30,20 @@ def language_model(raw: Mapping[str, Any], *, ties_outside: bool) -> Mapping[str
     return {**outer, **text, **tied, "architectures": raw.get("architectures")}
 
 
+def vision_of(raw: Mapping[str, Any], name: str, eyes: Mapping[str, Any], kind: str) -> Config:
+    """``vision_config``, complete. eyes: what it is where it does not say. kind: the ``model_type`` that is computed.
+
+    name: the plugin's. Raises ``ModelLoadError`` for another.
+    """
+    vision = raw.get("vision_config")
+    if not isinstance(vision, Mapping):
+        raise ModelLoadError("config.json: 'vision_config' must be an object")
+    found = {**eyes, **cast("Mapping[str, Any]", vision)}
+    if (given := found.get("model_type", kind)) != kind:
+        raise ModelLoadError(f"config.json: vision_config's 'model_type' is {given!r}; {name} computes {kind!r}")
+    return found
+
+
 def llama_with_images(
     raw: Mapping[str, Any], name: str, eyes: Mapping[str, Any], *, asks_text: bool = False
 ) -> Mapping[str, Any]:

@@ -10,7 +10,7 @@ from pydantic import field_validator
 from fwk import FeatureSpec, Options, hookimpl, option
 from fwk.errors import ConfigError
 from fwk.interfaces.feature import FeatureRun, Wire
-from fwk.interfaces.multimodal import Media
+from fwk.interfaces.multimodal import MEDIA_SPAN, Media
 
 
 class MediaOptions(Options):
@@ -89,6 +89,14 @@ class MediaSpec(FeatureSpec):
         return kinds if options.enable_multimodal else frozenset()
 
     def check_run(self, run: FeatureRun, options: MediaOptions) -> None:
+        span = int(run.model_config.raw.get(MEDIA_SPAN, 0)) if run.media and run.model_config is not None else 0
+        engine = run.config.engine
+        if span and (0 < engine.chunked_prefill_size < span or run.step_tokens < span + engine.max_running_requests):
+            raise ConfigError(
+                f"{run.model} computes the {span} tokens of an image in one step, for they see each other: serve it "
+                f"with --chunked-prefill-size {span} or more, and --max-prefill-tokens "
+                f"{span + engine.max_running_requests} or more (those, and one for each of --max-running-requests)"
+            )
         if run.media and not run.is_local:
             raise ConfigError(
                 f"{run.model} takes {' and '.join(sorted(run.media))}, which workers read from files, and executor "

@@ -69,12 +69,20 @@ class MediaPrompts(EnginePart):
         return cache_ids(request.prompt_token_ids, self._media[request.request_id])
 
     def limit(self, sequence: FeatureSequence, start: int, count: int) -> int:
-        """A CPU takes no less time for several pieces at once; a device is given all that a step comes to."""
-        if not self.context.is_host:
-            return count
-        media = self._media[sequence.request.request_id]
-        touched = [item.start for item in media if item.end > start and item.start < start + count]
-        return count if len(touched) <= 1 else touched[1] - start
+        """A CPU takes no less time for several pieces at once; a device is given all that a step comes to.
+
+        No step ends within a piece whose tokens see each other.
+        """
+        end = start + count
+        touched = [m for m in self._media[sequence.request.request_id] if m.end > start and m.start < end]
+        if self.context.is_host and len(touched) > 1:
+            end = touched[1].start
+        elif touched and touched[-1].is_span and touched[-1].end > end:
+            end = touched[-1].start
+        return max(end - start, 0)
+
+    def restorable(self, sequence: FeatureSequence) -> bool:
+        return not any(item.is_span for item in self._media[sequence.request.request_id])
 
 
 def _paths(media: Sequence[Media]) -> list[str]:

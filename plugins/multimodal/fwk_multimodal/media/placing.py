@@ -20,6 +20,7 @@ from fwk.errors import ConfigError, FwkError, InvalidRequest, NotServed, PluginE
 from fwk.interfaces.declaration import Host
 from fwk.interfaces.feature import JobPartContext, Plugins
 from fwk.interfaces.multimodal import (
+    MEDIA_SPAN,
     Media,
     MediaItem,
     MultimodalContext,
@@ -137,6 +138,7 @@ class MediaPlacer:
     def __init__(self, context: JobPartContext) -> None:
         options: MediaOptions = context.options
         config = self._config = context.config
+        self._has_spans = bool(config.raw.get(MEDIA_SPAN))
         item = processor_item(context.plugins, config, context.inputs, context.model_name)
         assert item is not None, "asked for media of models that take some"
         settings = {**context.checkpoint.processor_config(), **json.loads(options.mm_processor_kwargs)}
@@ -175,7 +177,9 @@ class MediaPlacer:
         for i, piece in enumerate(placed.media):
             key = hashlib.sha256(hashes[piece.item] + parts[piece.item].to_bytes(4, "little")).digest()
             parts[piece.item] += 1
-            media.append(Media(key, items[piece.item].kind, piece.start, piece.length, str(path), i))
+            media.append(
+                Media(key, items[piece.item].kind, piece.start, piece.length, str(path), i, is_span=self._has_spans)
+            )
         arrays = {f"{i}.{name}": x for i, piece in enumerate(placed.media) for name, x in piece.arrays.items()}
         np.savez(path, allow_pickle=False, **arrays)
         return PlacedPrompt(placed.token_ids, media)

@@ -168,10 +168,28 @@ class MediaRows(WorkerPart):
                     parts.append((item, slice(low - item.start, high - item.start)))
             if end >= media[-1].end:
                 del self._media[scheduled.slot]
+        if any(item.is_span for item, _ in parts):
+            self._see_spans(forward, rows, parts)
         if parts:
             encoded = self._encoded([item for item, _ in parts])
             values = [encoded[item.key][part] for item, part in parts]
             forward.inserted = Inserted(self.context.send(np.concatenate(rows)), torch.cat(values))
+
+    def _see_spans(
+        self, forward: ForwardBatch, rows: Sequence[np.ndarray], parts: Sequence[tuple[Media, slice]]
+    ) -> None:
+        """Tokens of a piece see those behind them, too. rows: of the batch, by piece."""
+        starts, counts = forward.query_start_np[:-1], np.diff(forward.query_start_np)
+        place = np.arange(forward.num_tokens) - np.repeat(starts, counts)
+        mask = np.arange(counts.max()) <= place[:, None]
+        if forward.tree_mask is not None:  # of drafts in other sequences
+            mask[:, : forward.tree_mask.shape[1]] &= forward.tree_mask.numpy(force=True)
+        for own, (item, part) in zip(rows, parts, strict=True):
+            if item.is_span:
+                if part.stop != item.length:
+                    raise EngineDead("a step ends within media whose tokens see each other")
+                mask[own[:, None], place[own]] = True
+        forward.tree_mask = self.context.send(mask)
 
     def _shift(self, batch: Batch, forward: ForwardBatch) -> None:
         """Before ``_num_computed`` goes on. Behind its media all tokens of a sequence are shifted alike."""

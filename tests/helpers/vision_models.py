@@ -1,0 +1,147 @@
+"""Tiny random checkpoints of models that see, written by transformers' own classes, and its processors for them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from tokenizers import AddedToken
+
+from fwk.interfaces.multimodal import MultimodalProcessor
+from fwk_loaders.dummy.tokenizer import build_tokenizer
+from tests.helpers.checkpoints import SMALL, VOCAB, WINDOWS, randomise
+from tests.helpers.images import VISION
+from tests.helpers.lazy import lazy
+
+transformers = lazy("transformers")
+gemma3 = lazy("transformers.models.gemma3.image_processing_pil_gemma3")
+
+MEANS: dict[str, Any] = {"image_mean": [0.5, 0.4, 0.6], "image_std": [0.5, 0.25, 0.3]}
+Changes = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """An architecture. marks: special tokens, the first of which stands for an image.
+
+    config: makes it, given the first mark's id. processor: transformers', of a tokenizer and preprocessor_config.json.
+    longest: text that is one token, as the vocabularies of such models have it. package: fwk's plugin of the model.
+    load: its processor. pixels, wanted: of a piece of media, and of what transformers makes, images to be compared.
+    """
+
+    name: str
+    marks: tuple[str, ...]
+    settings: Changes
+    config: Callable[[int], Any]
+    processor: Callable[[Any, Changes], Any]
+    longest: tuple[str, ...] = ()
+    named: Changes = field(default_factory=dict[str, Any])
+    package: str = ""
+    load: str = ""
+    pixels: Callable[[Any], Sequence[np.ndarray]] = lambda arrays: [arrays["pixel_values"]]
+    wanted: Callable[[Any], Sequence[np.ndarray]] = lambda found: list(found["pixel_values"])
+
+    def ours(self) -> type[MultimodalProcessor]:
+        """fwk's processor."""
+        module, _, name = self.load.partition(":")
+        return getattr(import_module(f"fwk_multimodal.{module}.processor"), name)
+
+    @property
+    def first(self) -> int:
+        """The id of the first mark; no text has those from there on."""
+        return VOCAB - len(self.marks)
+
+
+def _gemma3(first: int) -> Any:
+    text = {**SMALL, **WINDOWS, "sliding_window": 7, "rms_norm_eps": 1e-5}
+    config = transformers.Gemma3Config(
+        text_config=text,
+        vision_config={**VISION, "layer_norm_eps": 1e-3},
+        mm_tokens_per_image=4,
+        boi_token_index=first,
+        eoi_token_index=first + 1,
+        image_token_index=first + 2,
+        attn_implementation="eager",
+    )
+    return config
+
+
+KINDS: dict[str, Kind] = {
+    "gemma3": Kind(
+        "Gemma3",
+        ("<start_of_image>", "<end_of_image>", "<image_soft_token>"),
+        {"size": {"height": 16, "width": 16}, "do_pan_and_scan": None, "pan_and_scan_min_crop_size": 9, **MEANS},
+        _gemma3,
+        lambda tokenizer, settings: transformers.Gemma3Processor(
+            gemma3.Gemma3ImageProcessorPil(**settings), tokenizer, image_seq_length=4
+        ),
+        ("\n\n", "\n\n\n", "\n\n\n\n"),
+        {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"},
+        package="fwk_models.gemma3",
+        load="gemma3:Gemma3Processor",
+    ),
+}
+
+
+def write_seeing(folder: Path, name: str, **changes: Any) -> Any:
+    """A checkpoint with a tokeniser of bytes, a template and the processor's settings; returns the reference.
+
+    changes: of the settings.
+    """
+    kind = KINDS[name]
+    torch.manual_seed(0)
+    config = kind.config(kind.first)
+    config.eos_token_id = None
+    model = getattr(transformers, f"{kind.name}ForConditionalGeneration")(config).eval()
+    randomise(model)
+    model.save_pretrained(folder)
+    tokenizer = build_tokenizer(kind.first - len(kind.longest), str(folder))
+    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in kind.longest])
+    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in kind.marks])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "chat_template.jinja").write_text(
+        "{% for message in messages %}{{ message['role'] }}:{% if message['content'] is string %}"
+        "{{ message['content'] }}{% else %}{% for part in message['content'] %}{% if part['type'] == 'text' %}"
+        "{{ part['text'] }}{% else %}" + kind.marks[0] + "{% endif %}{% endfor %}{% endif %}\n{% endfor %}"
+    )
+    (folder / "preprocessor_config.json").write_text(json.dumps({**kind.settings, **changes}))
+    return model
+
+
+def reference_processor(folder: Path, name: str) -> Any:
+    """transformers' own, with Pillow and numpy."""
+    kind = KINDS[name]
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(folder / "tokenizer.json"), extra_special_tokens=kind.named
+    )
+    settings = json.loads((folder / "preprocessor_config.json").read_text())
+    return kind.processor(tokenizer, {key: value for key, value in settings.items() if value is not None})
+
+
+def greedy(
+    model: Any, processor: Any, text: str, images: Sequence[Image.Image], count: int, first: int
+) -> tuple[list[int], list[int], torch.Tensor]:
+    """The prompt as transformers has it, the tokens that it generates, and the logarithms of their probabilities."""
+    given = processor(text=text, images=list(images) or None, return_tensors="pt", add_special_tokens=False)
+    with torch.no_grad():
+        out = model.generate(
+            **given,
+            max_new_tokens=count,
+            do_sample=False,
+            pad_token_id=0,
+            eos_token_id=None,
+            suppress_tokens=list(range(first, VOCAB)),
+            return_dict_in_generate=True,
+            output_logits=True,
+        )
+    start = given["input_ids"].shape[1]
+    tokens = out.sequences[0, start:]
+    scores = torch.cat(out.logits).log_softmax(-1)[torch.arange(len(tokens)), tokens]
+    return given["input_ids"][0].tolist(), tokens.tolist(), scores
