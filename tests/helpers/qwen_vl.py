@@ -12,7 +12,7 @@ from PIL import Image
 from tokenizers import AddedToken
 
 from fwk_loaders.dummy.tokenizer import build_tokenizer
-from tests.helpers.checkpoints import SMALL, VOCAB, randomise
+from tests.helpers.checkpoints import EXPERTS, SMALL, VOCAB, randomise
 from tests.helpers.lazy import lazy
 
 transformers = lazy("transformers")
@@ -55,6 +55,11 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         {**EYES, "hidden_size": 32, "intermediate_size": 48, "out_hidden_size": SMALL["hidden_size"],
          "num_position_embeddings": 49, "deepstack_visual_indexes": [0, 2]},
     ),
+    "Qwen3VLMoe": (
+        "Qwen3VLMoe",
+        {**EYES, "hidden_size": 32, "intermediate_size": 48, "out_hidden_size": SMALL["hidden_size"],
+         "num_position_embeddings": 49, "deepstack_visual_indexes": [0, 2]},
+    ),
     "Qwen3_5": (
         "Qwen3_5",
         {**EYES, "hidden_size": 32, "intermediate_size": 48, "out_hidden_size": SMALL["hidden_size"],
@@ -73,6 +78,8 @@ def write_qwen_vl(folder: Path, kind: str, **changes: Any) -> Any:
     text = {**SMALL, "rms_norm_eps": 1e-5, "rope_parameters": PLANES, "num_hidden_layers": 4, **changes}
     if kind.startswith("Qwen3"):
         text["head_dim"] = 32
+    if kind == "Qwen3VLMoe":
+        text |= {**EXPERTS, "mlp_only_layers": [1]}
     if kind == "Qwen3_5":
         text |= DELTA
     tokens = {"vision_start_token_id": FIRST, "vision_end_token_id": FIRST + 1, "video_token_id": FIRST + 3}

@@ -13,7 +13,15 @@ import torch
 from PIL import Image
 from tests.helpers.architectures import close
 from tests.helpers.images import encoded, noise
-from tests.helpers.qwen_vl import FIRST, KINDS, PREPROCESSOR, greedy, reference_images, reference_inputs, write_qwen_vl
+from tests.helpers.qwen_vl import (
+    FIRST,
+    KINDS,
+    PREPROCESSOR,
+    greedy,
+    reference_images,
+    reference_inputs,
+    write_qwen_vl,
+)
 
 import fwk
 from fwk import SamplingParams
@@ -46,7 +54,11 @@ def ask(llm: fwk.LLM, chats: Sequence[tuple[str, list[Image.Image]]], **sampling
 Pair = tuple[Any, Path, dict[str, tuple[list[int], Any]]]
 
 
-@pytest.fixture(scope="module", params=KINDS)
+SOME = [pytest.param(kind, marks=[pytest.mark.sweep] * (kind == "Qwen3VL")) for kind in KINDS]
+"""The one with experts has layers without, too."""
+
+
+@pytest.fixture(scope="module", params=SOME)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     """The reference, its folder, and what it says to each chat."""
     folder = tmp_path_factory.mktemp("model")

@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from fwk.errors import ModelLoadError
 from fwk.interfaces.loader import WeightSource
 
 if TYPE_CHECKING:
@@ -79,8 +80,9 @@ class StackedExperts(WeightView):
         gate_up: str,
         down: str,
         *,
-        is_transposed: bool = False,
+        is_transposed: bool | None = False,
     ) -> None:
+        """is_transposed: None: as the file has them, transposed where both would fit."""
         super().__init__(source)
         self.prefix, self.num_experts, self.is_transposed = f"{prefix}.experts.", num_experts, is_transposed
         self.stored = {"gate_proj": gate_up, "up_proj": gate_up, "down_proj": down}
@@ -92,9 +94,18 @@ class StackedExperts(WeightView):
         number, part, _ = name.removeprefix(self.prefix).split(".")
         stored, (rows, columns) = self.stored[part], shape
         size = (rows * (1 if part == "down_proj" else 2), columns)
+        if self.is_transposed is None:
+            self.is_transposed = self._fits(stored, (self.num_experts, *size[::-1]))
         matrix = self._read(stored, (self.num_experts, *(size[::-1] if self.is_transposed else size)))[int(number)]
         matrix = matrix.t() if self.is_transposed else matrix
         return {"gate_proj": matrix[:rows], "up_proj": matrix[-rows:], "down_proj": matrix}[part]
+
+    def _fits(self, name: str, shape: tuple[int, ...]) -> bool:
+        try:
+            self._read(name, shape)
+        except ModelLoadError:
+            return False
+        return True
 
     def _read(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """Kept until another is read: layers ask for one expert after another."""

@@ -3,20 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from fwk.errors import ModelLoadError
 from fwk.interfaces.model import ModelContext
-from fwk.layers import GatedMLP
+from fwk.layers import GatedMLP, MoE, Routing
 from fwk_models._common.attention import NormedAttention
 from fwk_models._common.decoder import DecoderLayer
+from fwk_models._common.experts import is_sparse, num_experts
 from fwk_models._common.images import SeeingDecoder
 from fwk_models._common.patches import LEARNED_GRID_MERGER, Eyes, blocks_of, number, with_learned_grid
+from fwk_models._common.weights import StackedExperts
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from fwk.types import ForwardBatch
+
+
+WITH_EXPERTS = "Qwen3VLMoeForConditionalGeneration"
+
+
+def experts(context: ModelContext, prefix: str) -> MoE:
+    """Those of a layer, in two tensors, which published files and those of transformers 5 write either way."""
+    config = context.config
+    count, inner = num_experts(config), config.integer("moe_intermediate_size")
+    names = (f"{prefix}.experts.{name}_proj" for name in ("gate_up", "down"))
+    view = StackedExperts(context.weights, prefix, count, *names, is_transposed=None)
+    routing = Routing(count, config.integer("num_experts_per_tok"), normalises=True)
+    return MoE(replace(context, weights=view), prefix, routing, intermediate_size=inner)
 
 
 class Qwen3VL(SeeingDecoder):
@@ -31,12 +47,14 @@ class Qwen3VL(SeeingDecoder):
         super().__init__(context)
 
     def make_layer(self, context: ModelContext, index: int) -> DecoderLayer:
-        bias = bool(context.config.raw.get("attention_bias", False))
+        config = context.config
+        bias = bool(config.raw.get("attention_bias", False))
+        has_experts = config.architecture == WITH_EXPERTS and is_sparse(config, index)
         return DecoderLayer(
             context,
             index,
             lambda prefix: NormedAttention(context, self.rotary, prefix, index, bias=bias),
-            lambda prefix: GatedMLP(context, prefix),
+            lambda prefix: experts(context, prefix) if has_experts else GatedMLP(context, prefix),
             self.root,
         )
 

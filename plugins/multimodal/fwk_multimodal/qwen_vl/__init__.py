@@ -15,6 +15,7 @@ def multimodal_processors() -> list[MultimodalProcessorSpec]:
                 "Qwen2VLForConditionalGeneration",
                 "Qwen2_5_VLForConditionalGeneration",
                 "Qwen3VLForConditionalGeneration",
+                "Qwen3VLMoeForConditionalGeneration",
                 "Qwen3_5ForConditionalGeneration",
                 "Qwen3_5MoeForConditionalGeneration",
             ),
