@@ -19,8 +19,10 @@ from fwk_loaders.dummy.tokenizer import build_tokenizer
 from tests.helpers.checkpoints import SMALL, VOCAB, WINDOWS, randomise
 from tests.helpers.images import VISION
 from tests.helpers.lazy import lazy
+from tests.helpers.mistral3 import EYES as PIXTRAL
 
 transformers = lazy("transformers")
+pixtral = lazy("transformers.models.pixtral.image_processing_pil_pixtral")
 gemma3 = lazy("transformers.models.gemma3.image_processing_pil_gemma3")
 
 MEANS: dict[str, Any] = {"image_mean": [0.5, 0.4, 0.6], "image_std": [0.5, 0.25, 0.3]}
@@ -73,7 +75,63 @@ def _gemma3(first: int) -> Any:
     return config
 
 
+def _pixtral(first: int) -> Any:
+    text = {"model_type": "mistral", **SMALL, "rms_norm_eps": 1e-5, "sliding_window": None, "head_dim": 32}
+    return transformers.LlavaConfig(
+        text_config=text,
+        vision_config=PIXTRAL,
+        image_token_index=first,
+        vision_feature_layer=-1,
+        vision_feature_select_strategy="full",
+        attn_implementation="eager",
+    )
+
+
+@dataclass
+class Expanding:
+    """A processor of transformers that needs torchvision for films: its image processor, and its text for each image.
+
+    places: that text, of what the image processor makes and an image's number.
+    """
+
+    tokenizer: Any
+    images: Any
+    mark: str
+    places: Callable[[Any, int], str]
+
+    def __call__(self, text: str, images: Any, return_tensors: str, add_special_tokens: bool, **_: Any) -> Any:
+        made = self.images(images=images, return_tensors=return_tensors) if images else {}
+        first, *rest = text.split(self.mark)
+        text = first + "".join(self.places(made, number) + part for number, part in enumerate(rest))
+        given = self.tokenizer(text, return_tensors=return_tensors, add_special_tokens=add_special_tokens)
+        return {**{name: given[name] for name in ("input_ids", "attention_mask")}, **made}
+
+
+def _pixtral_places(made: Any, number: int) -> str:
+    height, width = (int(edge) // 4 for edge in made["image_sizes"][number])
+    rows = ["[IMG]" * width] * height
+    return "[IMG_BREAK]".join(rows) + "[IMG_END]"
+
+
+PIXTRAL_MARKS = ("[IMG]", "[IMG_BREAK]", "[IMG_END]")
+
+
 KINDS: dict[str, Kind] = {
+    "pixtral": Kind(
+        "Llava",
+        PIXTRAL_MARKS,
+        {"size": {"longest_edge": 48}, "patch_size": {"height": 4, "width": 4}, **MEANS},
+        _pixtral,
+        lambda tokenizer, settings: Expanding(
+            tokenizer, pixtral.PixtralImageProcessorPil(**settings), PIXTRAL_MARKS[0], _pixtral_places
+        ),
+        package="fwk_models.llava",
+        load="llava:LlavaProcessor",
+        wanted=lambda found: [
+            pixels[:, :height, :width]
+            for pixels, (height, width) in zip(found["pixel_values"], found["image_sizes"], strict=True)
+        ],
+    ),
     "gemma3": Kind(
         "Gemma3",
         ("<start_of_image>", "<end_of_image>", "<image_soft_token>"),

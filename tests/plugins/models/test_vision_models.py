@@ -191,6 +191,7 @@ SIZES: list[tuple[int, int]] = [
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
+        ("pixtral", {}),
         ("gemma3", {}),
         ("gemma3", {"do_pan_and_scan": True, "pan_and_scan_min_crop_size": 9}),
         ("gemma3", {"do_pan_and_scan": True, "pan_and_scan_max_num_crops": 2, "pan_and_scan_min_crop_size": 30}),
@@ -239,6 +240,8 @@ def test_a_chat_over_http(reference: Reference) -> None:
 
 
 WRONG: list[tuple[str, dict[str, Any], str]] = [
+    ("pixtral", {"vision_feature_layer": -2}, "'vision_feature_layer' is -2; llava is served with -1 for 'pixtral'"),
+    ("pixtral", {"text_config": {"model_type": "qwen2"}}, "'qwen2'; llava computes 'mistral' or 'llama'"),
     (
         "gemma3",
         {"mm_tokens_per_image": 5},

@@ -72,3 +72,10 @@ class EncoderLayer:
         q, k, v = qkv.permute(2, 0, 3, 1, 4)
         attended = F.scaled_dot_product_attention(q, k, v).transpose(1, 2)
         return self.output(attended.reshape(-1, size)).view_as(x)
+
+
+def num_layers_before(layer: object, count: int) -> int:
+    """How many of ``count`` layers come before the hidden states that ``vision_feature_layer`` names."""
+    if not isinstance(layer, int) or not -count - 1 <= layer <= count:
+        raise ModelLoadError(f"config.json: 'vision_feature_layer' must name one of the {count} layers, not {layer!r}")
+    return layer if layer >= 0 else count + 1 + layer

@@ -1,29 +1,20 @@
 """Mistral Small 3.1 and its kin: Mistral's decoder that reads images of any size by Pixtral's encoder."""
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 from fwk import ModelSpec, hookimpl
 from fwk.errors import ModelLoadError
+from fwk_models._common.nested import vision_of
+from fwk_models._common.pixtral import PIXTRAL
 from fwk_models._common.text_config import with_text
-
-EYES: dict[str, Any] = {
-    "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16,
-    "num_channels": 3, "patch_size": 16, "hidden_act": "gelu",
-}  # fmt: skip
-"""What transformers' class of ``vision_config`` has where a file says nothing."""
 
 
 class Mistral3Spec(ModelSpec):
     """``ModelSpec`` for a config whose text model's is nested."""
 
     def normalised(self, raw: Mapping[str, Any]) -> Mapping[str, Any]:
-        vision = raw.get("vision_config")
-        if not isinstance(vision, Mapping):
-            raise ModelLoadError("config.json: 'vision_config' must be an object")
-        eyes = {**EYES, **cast("Mapping[str, Any]", vision)}
-        if (kind := eyes.get("model_type", "pixtral")) != "pixtral":
-            raise ModelLoadError(f"config.json: vision_config's 'model_type' is {kind!r}; mistral3 computes 'pixtral'")
+        eyes = vision_of(raw, "mistral3", PIXTRAL, "pixtral")
         if (layer := raw.get("vision_feature_layer", -1)) != -1:
             raise ModelLoadError(f"config.json: 'vision_feature_layer' is {layer!r}; mistral3 is served with -1")
         found = with_text(raw, "mistral3", ("mistral", "llama"), ties=True, asks_text=False)

@@ -10,6 +10,7 @@ from PIL import Image
 from fwk.errors import InvalidRequest, ModelLoadError
 from fwk.interfaces.multimodal import MediaItem, MultimodalContext, MultimodalProcessor, Placed, PlacedMedia
 from fwk_multimodal._common.images import check_places, decode
+from fwk_multimodal._common.pixtral import PixtralProcessor
 from fwk_multimodal._common.scaling import Scaling, check_steps, naming_fields
 
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
@@ -17,6 +18,19 @@ MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.2757
 
 
 class LlavaProcessor(MultimodalProcessor):
+    """That of CLIP's images or of Pixtral's, by the model's config."""
+
+    def __init__(self, context: MultimodalContext) -> None:
+        super().__init__(context)
+        vision = cast("Mapping[str, Any]", context.config.raw["vision_config"])
+        make = PixtralProcessor if vision.get("model_type") == "pixtral" else ClipProcessor
+        self._of_kind = make(context)
+
+    def process(self, token_ids: list[int], items: Sequence[MediaItem]) -> Placed:
+        return self._of_kind.process(token_ids, items)
+
+
+class ClipProcessor(MultimodalProcessor):
     """Replaces each ``<image>`` by a token for each patch, as transformers' ``LlavaProcessor`` does."""
 
     def __init__(self, context: MultimodalContext) -> None:
