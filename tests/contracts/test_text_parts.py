@@ -74,6 +74,14 @@ class TestInternVL(MultimodalProcessorSuite):
     processor_config = {"size": {"height": 16, "width": 16}}
 
 
+class TestOneVision(MultimodalProcessorSuite):
+    plugin = "llava_onevision"
+    samples = (MediaItem("image", encoded(noise(1))), MediaItem("image", encoded(noise(2, 16, 40), "JPEG")))
+    prompt = (1, 300, 5)
+    config = {**TINY, "vision_config": {"image_size": 16, "patch_size": 4}, "image_token_index": 300}
+    processor_config = {"size": {"height": 16, "width": 16}}
+
+
 class TestQwen2Audio(MultimodalProcessorSuite):
     plugin = "qwen2_audio"
     samples = (MediaItem("audio", wav(sound(1))), MediaItem("audio", wav(sound(2, 0.3, 8000), 8000)))

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,7 @@ from tests.helpers.lazy import lazy
 from tests.helpers.mistral3 import EYES as PIXTRAL
 
 transformers = lazy("transformers")
+onevision = lazy("transformers.models.llava_onevision.image_processing_pil_llava_onevision")
 pixtral = lazy("transformers.models.pixtral.image_processing_pil_pixtral")
 gemma3 = lazy("transformers.models.gemma3.image_processing_pil_gemma3")
 
@@ -87,6 +90,18 @@ def _pixtral(first: int) -> Any:
     )
 
 
+def _onevision(first: int) -> Any:
+    return transformers.LlavaOnevisionConfig(
+        text_config={"model_type": "qwen2", **SMALL, "rms_norm_eps": 1e-5},
+        vision_config={"model_type": "siglip_vision_model", **VISION, "vision_use_head": False},
+        image_token_index=first,
+        video_token_index=first + 1,
+        image_grid_pinpoints=TILES,
+        vision_aspect_ratio="anyres_max_3",
+        attn_implementation="eager",
+    )
+
+
 @dataclass
 class Expanding:
     """A processor of transformers that needs torchvision for films: its image processor, and its text for each image.
@@ -113,6 +128,24 @@ def _pixtral_places(made: Any, number: int) -> str:
     return "[IMG_BREAK]".join(rows) + "[IMG_END]"
 
 
+def _onevision_places(settings: Changes) -> Callable[[Any, int], str]:
+    """By transformers' own methods, which read nothing else of the processor."""
+    known = SimpleNamespace(
+        num_image_tokens=16,
+        vision_aspect_ratio="anyres_max_3",
+        image_processor=SimpleNamespace(image_grid_pinpoints=settings["image_grid_pinpoints"]),
+    )
+    theirs = transformers.LlavaOnevisionProcessor
+    known._get_unpadded_features = partial(theirs._get_unpadded_features, known)
+
+    def places(made: Any, number: int) -> str:
+        height, width = (int(edge) for edge in made["image_sizes"][number])
+        return "<image>" * theirs._get_number_of_features(known, height, width, 16, 16)
+
+    return places
+
+
+TILES = [[16, 16], [16, 32], [32, 16], [32, 32], [48, 16], [16, 64], [48, 48]]
 PIXTRAL_MARKS = ("[IMG]", "[IMG_BREAK]", "[IMG_END]")
 
 
@@ -131,6 +164,19 @@ KINDS: dict[str, Kind] = {
             pixels[:, :height, :width]
             for pixels, (height, width) in zip(found["pixel_values"], found["image_sizes"], strict=True)
         ],
+    ),
+    "llava_onevision": Kind(
+        "LlavaOnevision",
+        ("<image>", "<video>"),
+        {"size": {"height": 16, "width": 16}, "image_grid_pinpoints": TILES, **MEANS},
+        _onevision,
+        lambda tokenizer, settings: Expanding(
+            tokenizer, onevision.LlavaOnevisionImageProcessorPil(**settings), "<image>", _onevision_places(settings)
+        ),
+        package="fwk_models.llava_onevision",
+        load="llava_onevision:OneVisionProcessor",
+        pixels=lambda arrays: list(arrays["pixel_values"]),
+        wanted=lambda found: [tile for image in found["pixel_values"] for tile in image if tile.any()],
     ),
     "gemma3": Kind(
         "Gemma3",

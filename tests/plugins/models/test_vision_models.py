@@ -192,6 +192,8 @@ SIZES: list[tuple[int, int]] = [
     ("name", "changes"),
     [
         ("pixtral", {}),
+        ("llava_onevision", {}),
+        ("llava_onevision", {"image_grid_pinpoints": [[32, 32], [16, 48]], "resample": 2}),
         ("gemma3", {}),
         ("gemma3", {"do_pan_and_scan": True, "pan_and_scan_min_crop_size": 9}),
         ("gemma3", {"do_pan_and_scan": True, "pan_and_scan_max_num_crops": 2, "pan_and_scan_min_crop_size": 30}),
@@ -242,6 +244,8 @@ def test_a_chat_over_http(reference: Reference) -> None:
 WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("pixtral", {"vision_feature_layer": -2}, "'vision_feature_layer' is -2; llava is served with -1 for 'pixtral'"),
     ("pixtral", {"text_config": {"model_type": "qwen2"}}, "'qwen2'; llava computes 'mistral' or 'llama'"),
+    ("llava_onevision", {"vision_feature_select_strategy": "default"}, "is 'default'; llava_onevision is served with"),
+    ("llava_onevision", {"vision_feature_layer": [1]}, "'vision_feature_layer' must name one of the 2 layers, not"),
     (
         "gemma3",
         {"mm_tokens_per_image": 5},
