@@ -90,6 +90,14 @@ class TestQwen2Audio(MultimodalProcessorSuite):
     processor_config = {"feature_size": 16, "chunk_length": 2}
 
 
+class TestWhisper(MultimodalProcessorSuite):
+    plugin = "whisper"
+    samples = TestQwen2Audio.samples
+    prompt = (1, 2, 5)
+    config = {**TINY, "num_mel_bins": 16, "max_source_positions": 100}
+    processor_config = TestQwen2Audio.processor_config
+
+
 class Marks(ByteText):
     """A token for each byte, and for each mark."""
 
@@ -123,6 +131,19 @@ class TestPenalties(LogitsProcessorSuite):
 class TestTruncation(LogitsProcessorSuite):
     plugin = "truncation"
     asks = ({"top_k": 5}, {"top_p": 0.5}, {"min_p": 0.2}, {"top_p": 0.5, "min_p": 0.02})
+
+
+class TestSuppressTokens(LogitsProcessorSuite):
+    plugin = "suppress_tokens"
+    asks = (
+        {"extra": {"suppress_tokens": [3, 5, 7]}},
+        {"extra": {"suppress_tokens": [4], "begin_suppress_tokens": [1, 2]}},
+    )
+
+
+class TestTimestamps(LogitsProcessorSuite):
+    plugin = "timestamps"
+    asks = ({"extra": {"timestamp_begin": 40}}, {"extra": {"timestamp_begin": 60, "max_initial_timestamp_index": 5}})
 
 
 class TestTypical(LogitsProcessorSuite):

@@ -15,6 +15,8 @@ def placed(request: Request, encoder: EncoderInput, block_size: int) -> Request:
     the first are written once and the others grow. Nothing is computed for the places between a prompt's end and that
     of its last block; the prompt's last token is there, so that what counts tokens finds no other.
     """
-    prompt = request.prompt_token_ids
-    tokens = [*prompt, *prompt[-1:] * (-len(prompt) % block_size), *encoder.start]
+    prompt, rest = request.prompt_token_ids[: encoder.num_tokens], list[int]()
+    if encoder.num_tokens is not None:
+        rest = request.prompt_token_ids[encoder.num_tokens :]
+    tokens = [*prompt, *prompt[-1:] * (-len(prompt) % block_size), *rest, *encoder.start]
     return msgspec.structs.replace(request, prompt_token_ids=tokens, num_encoder_tokens=len(prompt))

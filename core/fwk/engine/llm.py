@@ -26,7 +26,7 @@ from fwk.plugins.options import build_config, called, normal, option_owners
 from fwk.process.progress import ProgressBar, set_up_progress
 from fwk.setup.checkpoint import open_model
 from fwk.setup.resolve import resolve
-from fwk.setup.sampling_defaults import sampling_defaults
+from fwk.setup.sampling_defaults import FOLLOWED, sampling_defaults
 from fwk.text import model_text, prepare_input
 from fwk.text.grammars import Grammars
 from fwk.types import Request, SamplingParams, Task, TokenEvent, cache_namespace
@@ -76,7 +76,8 @@ class LLM:
         self._task: Task = opened.task
         self.text = model_text(opened.checkpoint, config.model, opened.config.vocab_size)
         vocab_size, eos = opened.config.vocab_size, opened.eos_token_ids
-        self.default_sampling = sampling_defaults(config.model, opened.checkpoint.generation_config(), vocab_size)
+        generation, followed = opened.checkpoint.generation_config(), opened.config.raw.get(FOLLOWED, ())
+        self.default_sampling = sampling_defaults(config.model, generation, vocab_size, followed)
         """Sampling that the model's makers recommend; nothing uses it by itself."""
         self._grammars = Grammars(setup.factory, lambda: self.text, vocab_size, eos)
         self._chosen = dict(setup.resolution.chosen)

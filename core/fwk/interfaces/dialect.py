@@ -17,6 +17,8 @@ from fwk.types import Features, FinishReason, SamplingParams, Service, Task, Tok
 from fwk.types.sampling import NOTHING_FOLLOWS
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from fastapi import FastAPI
     from pydantic import BaseModel
 
@@ -103,6 +105,7 @@ class GenerateInput:
     - ``adapter``: name of a loaded LoRA adapter
     - ``extras``: by the name of a feature, what its server part reads; without it the request is refused.
     - ``media``: and ``payload``: of ``Frontend.place_media``
+    - ``task``: that it asks of the model (``ModelCard.check_task``).
     """
 
     prompt_token_ids: list[int]
@@ -118,6 +121,7 @@ class GenerateInput:
     extras: Mapping[str, Any] = field(default_factory=dict[str, Any])
     media: Sequence[Any] = field(default=(), metadata={"feature": "media"})
     payload: Any = None
+    task: Task = "generate"
 
 
 FEATURE_FIELDS: Mapping[str, tuple[str, Any]] = {
@@ -258,6 +262,8 @@ def check_task(name: str, task: Task, wanted: Task) -> None:
         raise InvalidRequest(f"the model {name!r} generates text and has nothing to classify with: serve a classifier")
     if task == "embed" and wanted == "generate":
         raise InvalidRequest(f"the model {name!r} makes embeddings and generates no text: use /v1/embeddings")
+    if task == "transcribe":
+        raise InvalidRequest(f"the model {name!r} writes down what it hears, no more: use /v1/audio/transcriptions")
     raise InvalidRequest(f"the model {name!r} is served to {task}, and this request is to {wanted}")
 
 
@@ -286,6 +292,18 @@ class MediaReading(ABC):
     @abstractmethod
     def place(self, token_ids: list[int], items: Sequence[MediaItem]) -> PlacedInput:
         """``Frontend.place_media``."""
+
+
+class SoundReading(ABC):
+    """Decodes files of sound for a model that transcribes: a service of the server part that does."""
+
+    @abstractmethod
+    def settings(self) -> Mapping[str, Any]:
+        """The checkpoint's generation_config, and ``window``: samples that the model hears at once. May wait."""
+
+    @abstractmethod
+    def decode(self, source: Path, target: Path, name: str) -> int:
+        """Write the samples of a file, 16 bits at 16 kHz, and tell how many. Raises ``InvalidRequest``. Waits."""
 
 
 class VectorMaker(ABC):

@@ -227,9 +227,13 @@ class AttentionNeeds:
 
 @dataclass(frozen=True, slots=True)
 class EncoderInput:
-    """How a model with an encoder reads a prompt: the encoder all of it, and the decoder begins with ``start``."""
+    """How a model with an encoder reads a prompt: the encoder all of it, and the decoder begins with ``start``.
 
-    start: tuple[int, ...]
+    num_tokens: the encoder reads so many, which are media's; the decoder begins with those behind them and ``start``.
+    """
+
+    start: tuple[int, ...] = ()
+    num_tokens: int | None = None
 
     def max_added(self, block_size: int) -> int:
         """Places in the K/V of a sequence beyond its prompt and output: the decoder's begin with a block."""

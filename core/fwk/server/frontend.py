@@ -160,7 +160,7 @@ class ServerFrontend(Frontend):
         if trouble is not None:
             raise EngineDead(trouble)
         if isinstance(item, GenerateInput):
-            self.card.check_task("generate")
+            self.card.check_task(item.task)
         self.parts.check(item)
         card, limits = self.card, self._model_text.limits
         lengths = {"max_model_len": card.max_model_len, "vocab_size": card.vocab_size}

@@ -37,7 +37,7 @@ from fwk.server.route_registry import RouteRegistry
 from fwk.server.server_info import describe
 from fwk.server.switching import PluginSwitcher, ServerComponents
 from fwk.setup.checkpoint import OpenedModel, open_model
-from fwk.setup.sampling_defaults import preferred_sampling, sampling_defaults
+from fwk.setup.sampling_defaults import FOLLOWED, preferred_sampling, sampling_defaults
 from fwk.text import model_text
 from fwk.text.grammars import Grammars
 from fwk.types import EngineReady, tenant_of
@@ -215,7 +215,7 @@ class ServedModel(ModelApp):
         text = model_text(opened.checkpoint, config.model, opened.config.vocab_size)
         card = self._card(opened)
         generation, vocab_size = opened.checkpoint.generation_config(), opened.config.vocab_size
-        defaults = sampling_defaults(config.model, generation, vocab_size)
+        defaults = sampling_defaults(config.model, generation, vocab_size, opened.config.raw.get(FOLLOWED, ()))
         parsers = Parsers(config, plugins, text.chat_template)
         note = tool_note(parsers, text.shows_tools) if opened.task == "generate" and text.has_tokenizer else None
         if note is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
@@ -33,14 +33,21 @@ What is left of transformers' fields and GGUF's keys says how to compute or what
 request bounds itself.
 """
 
+FOLLOWED = "followed_generation_fields"
+
 _PREFERRED = (*FIELDS, "presence_penalty", "frequency_penalty", "min_tokens", "max_tokens")
 
 
-def sampling_defaults(options: ModelOptions, generation: Mapping[str, Any], vocab_size: int) -> dict[str, Any]:
-    """By field. ``generation``: the checkpoint's generation_config. Raises ``ConfigError`` for wrong values."""
+def sampling_defaults(
+    options: ModelOptions, generation: Mapping[str, Any], vocab_size: int, followed: Collection[str] = ()
+) -> dict[str, Any]:
+    """By field. ``generation``: the checkpoint's generation_config. Raises ``ConfigError`` for wrong values.
+
+    followed: its fields that whoever asks such a model follows by themselves (``FOLLOWED`` of a config).
+    """
     found: dict[str, Any] = {}
     if options.sampling_defaults == "model":
-        found = _recommended(generation)
+        found = _recommended({name: value for name, value in generation.items() if name not in followed})
     found |= preferred_sampling(options.preferred_sampling_params)
     try:
         msgspec.convert(found, SamplingParams).check(vocab_size)

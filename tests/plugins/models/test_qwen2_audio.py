@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,9 @@ from fwk import SamplingParams
 from fwk.errors import InvalidRequest, ModelLoadError
 from fwk.interfaces.multimodal import MediaItem, MultimodalContext
 from fwk.types import ModelConfig
-from fwk_multimodal._common.sound import decode, log_mel, resampled
+from fwk_multimodal._common.resampling import Resampler
+from fwk_multimodal._common.sound import Limit, decode, pieces, resampled
+from fwk_multimodal._common.spectrograms import log_mel
 from fwk_multimodal.qwen2_audio.processor import Qwen2AudioProcessor
 
 av, transformers = lazy("av"), lazy("transformers")
@@ -215,3 +218,32 @@ def test_every_cut_of_a_file_is_refused_or_a_sound() -> None:
 def test_wrong_settings_are_named(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelLoadError, match=message):
         Qwen2AudioProcessor(context(**changes))
+
+
+def test_a_sound_comes_in_pieces() -> None:
+    """The rate is changed piece by piece as at once, and what is too long by its head is not decoded."""
+    samples = sound(5, 1.0, 44_100)
+    whole = resampled(samples, 44_100)
+    resampler = Resampler(44_100, 16_000)
+    parts = [resampler.push(samples[at : at + 1000]) for at in range(0, len(samples), 1000)]
+    parts.append(resampler.push(samples[:0], is_last=True))
+    np.testing.assert_allclose(np.concatenate(parts), whole, atol=1e-6)
+    long = io.BytesIO(wav(sound(5, 1.0)))
+    with pytest.raises(InvalidRequest, match=r"longer than the 0\.5 seconds of a test"):
+        next(pieces(long, "it", Limit(0.5, "of a test")))
+    assert long.tell() < 100, "no sample was read"
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("kind", ["wav", "mp3"])
+def test_half_an_hour_in_bounded_memory(kind: str) -> None:
+    minute = np.tile(sound(6, 1.0, 44_100), 60)
+    data = (
+        wav(np.tile(minute, 30), 44_100) if kind == "wav" else encoded(np.tile(minute, 30), "mp3", "libmp3lame", 44_100)
+    )
+    tracemalloc.start()
+    count = sum(len(part) for part in pieces(io.BytesIO(data), "it", Limit(3600)))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert count == pytest.approx(1800 * 16_000, rel=1e-3)
+    assert peak < 60 * 2**20

@@ -25,29 +25,40 @@ if TYPE_CHECKING:
     from fwk.types import ForwardBatch
 
 
+Biases = frozenset[str]
+"""Which of ``q``, ``k``, ``v`` and ``o`` have a bias."""
+ALL: Biases = frozenset("qkvo")
+NONE: Biases = frozenset()
+
+
 class Projections:
     """The matrices of an attention layer below ``prefix``; names: what it calls its ``q``, ``k``, ``v`` and ``o``."""
 
     def __init__(
-        self, context: ModelContext, prefix: str, names: Mapping[str, str], *, bias: bool, is_cross: bool = False
+        self, context: ModelContext, prefix: str, names: Mapping[str, str], *, bias: Biases, is_cross: bool = False
     ) -> None:
         config = context.config
         size, heads = config.num_heads * config.head_size, config.num_heads
 
         def joined(which: str) -> ColumnParallelLinear:
             parts = [Part(f"{prefix}.{names[x]}", size, heads) for x in which]
-            return ColumnParallelLinear(context, parts, config.hidden_size, bias=bias)
+            return ColumnParallelLinear(context, parts, config.hidden_size, bias=bias.issuperset(which))
 
-        self.inner = [joined("q"), joined("kv")] if is_cross else [joined("qkv")]
+        joint = ["q", "kv"] if is_cross else ["qkv"]
+        if bias.isdisjoint("k") and not bias.isdisjoint("qv"):  # what has no bias stands alone
+            joint = ["q", "k", "v"]
+        self.inner = [joined(which) for which in joint]
+        self._groups = [self.inner[:1], self.inner[1:]] if is_cross else [self.inner]
         output = f"{prefix}.{names['o']}"
-        self.output = RowParallelLinear(context, output, size, config.hidden_size, num_units=heads, bias=bias)
+        self.output = RowParallelLinear(context, output, size, config.hidden_size, num_units=heads, bias="o" in bias)
         self.head_size = config.head_size
         self.num_heads = self.inner[0].out_features[0] // config.head_size
 
-    def __call__(self, x: Tensor, linear: int = 0) -> tuple[Tensor, ...]:
-        """[n, hidden_size] to [n, num_heads, head_size] for each of a matrix's parts."""
-        out = self.inner[linear](x)
-        return out.view(x.shape[0], -1, self.num_heads, self.head_size).unbind(1)
+    def __call__(self, x: Tensor, group: int = 0) -> tuple[Tensor, ...]:
+        """[n, hidden_size] to [n, num_heads, head_size] for each of ``q``, ``k``, ``v``; in cross-attention the first
+        group is ``q`` and the second ``k``, ``v``."""
+        parts = [linear(x).view(x.shape[0], -1, self.num_heads, self.head_size) for linear in self._groups[group]]
+        return tuple(one for part in parts for one in part.unbind(1))
 
 
 class EncoderSelfAttention(Projections):
@@ -59,7 +70,7 @@ class EncoderSelfAttention(Projections):
         prefix: str,
         names: Mapping[str, str],
         *,
-        bias: bool = False,
+        bias: Biases = NONE,
         scale: float | None = None,
     ) -> None:
         super().__init__(context, prefix, names, bias=bias)
@@ -80,7 +91,7 @@ class DecoderSelfAttention(Projections):
         prefix: str,
         names: Mapping[str, str],
         *,
-        bias: bool = False,
+        bias: Biases = NONE,
         scale: float | None = None,
         extras: Mapping[str, Tensor] | None = None,
     ) -> None:
@@ -103,7 +114,7 @@ class DecoderCrossAttention(Projections):
         names: Mapping[str, str],
         own: DecoderSelfAttention,
         *,
-        bias: bool = False,
+        bias: Biases = NONE,
         scale: float | None = None,
     ) -> None:
         super().__init__(context, prefix, names, bias=bias, is_cross=True)

@@ -17,6 +17,7 @@ from fwk.layers import (
     activation,
 )
 from fwk_models._common.encoder_decoder import (
+    ALL,
     DecoderCrossAttention,
     DecoderSelfAttention,
     EncoderDecoder,
@@ -103,7 +104,7 @@ class EncoderLayer:
     """Attention and a feed-forward network, each added to its input and then normalised."""
 
     def __init__(self, context: ModelContext, prefix: str) -> None:
-        self.attention = EncoderSelfAttention(context, f"{prefix}.self_attn", NAMES, bias=True)
+        self.attention = EncoderSelfAttention(context, f"{prefix}.self_attn", NAMES, bias=ALL)
         self.norm = norm(context, f"{prefix}.self_attn_layer_norm")
         self.mlp = FeedForward(context, prefix)
 
@@ -116,9 +117,9 @@ class DecoderLayer:
     """The same with attention to the prompt between the two."""
 
     def __init__(self, context: ModelContext, prefix: str) -> None:
-        self.own = DecoderSelfAttention(context, f"{prefix}.self_attn", NAMES, bias=True)
+        self.own = DecoderSelfAttention(context, f"{prefix}.self_attn", NAMES, bias=ALL)
         self.own_norm = norm(context, f"{prefix}.self_attn_layer_norm")
-        self.cross = DecoderCrossAttention(context, f"{prefix}.encoder_attn", NAMES, self.own, bias=True)
+        self.cross = DecoderCrossAttention(context, f"{prefix}.encoder_attn", NAMES, self.own, bias=ALL)
         self.cross_norm = norm(context, f"{prefix}.encoder_attn_layer_norm")
         self.mlp = FeedForward(context, prefix)
 
