@@ -14,7 +14,11 @@ class TranscriptionOptions(Options):
     """Options of ``features.transcription``."""
 
     max_sound_seconds: int = option(
-        7200, "Seconds of the longest sound that is transcribed; longer ones are refused (400).", ge=1, le=86_400
+        7200,
+        "Seconds of the longest sound that is transcribed; longer ones are refused (400).",
+        stability="beta",
+        ge=1,
+        le=86_400,
     )
 
 

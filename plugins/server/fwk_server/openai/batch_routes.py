@@ -23,8 +23,8 @@ from fwk_server._common.fields import RequestFields
 from fwk_server._common.files import FileStore, UnknownFile
 from fwk_server._common.paging import DeletedReply, ListReply
 from fwk_server._common.replies import Endpoint, closed_on_disconnect, json_response, read_as
+from fwk_server._common.upload import Upload
 from fwk_server.openai.bodies import ErrorBody
-from fwk_server.openai.upload import Upload
 
 if TYPE_CHECKING:
     from fastapi import FastAPI

@@ -44,6 +44,7 @@ from fwk_server._common.replies import (
     read_as,
     reply,
 )
+from fwk_server._common.upload import FORM_BYTES
 from fwk_server.openai import OpenAIOptions, adapters, chat, completions, embeddings, stored, tokens
 from fwk_server.openai.batch_routes import BatchBody, BatchRoutes
 from fwk_server.openai.bodies import (
@@ -59,7 +60,6 @@ from fwk_server.openai.bodies import (
     VersionBody,
 )
 from fwk_server.openai.stored import StoredCompletions, metadata_of
-from fwk_server.openai.upload import FORM_BYTES
 
 if TYPE_CHECKING:
     from fastapi import FastAPI

@@ -107,6 +107,10 @@ class EitherFailure(Reply):
     error: Any
 
 
+PIPELINES = {"generate": "text-generation", "transcribe": "automatic-speech-recognition"}
+"""Of tasks, in the hub's words."""
+
+
 class TGIDialect(Dialect):
     """TGI's API over the served model."""
 
@@ -240,7 +244,7 @@ class TGIDialect(Dialect):
             {
                 "model_id": card.name,
                 "model_sha": None,
-                "model_pipeline_tag": "text-generation" if card.task == "generate" else "feature-extraction",
+                "model_pipeline_tag": PIPELINES.get(card.task, "feature-extraction"),
                 "max_best_of": MAX_N,
                 "max_stop_sequences": MAX_STOP_STRINGS,
                 "max_input_tokens": card.max_model_len - 1,

@@ -66,10 +66,10 @@ def named_by_model(model: str | None, frontend: Frontend) -> str:
 
 def capabilities(frontend: Frontend) -> list[str]:
     """What can be asked of the model, in Ollama's words."""
-    if frontend.card.task != "generate":
-        return ["embedding" if frontend.card.task == "embed" else frontend.card.task]
-    thinks = ["thinking"] if frontend.reasoning_parser() is not None else []
     senses = [word for kind, word in _SENSES.items() if frontend.card.media.get(kind)]
+    if frontend.card.task != "generate":
+        return ["embedding" if frontend.card.task == "embed" else frontend.card.task, *senses]
+    thinks = ["thinking"] if frontend.reasoning_parser() is not None else []
     return ["completion", "tools", *thinks, *senses]
 
 

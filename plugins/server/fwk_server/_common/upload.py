@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
-from typing import IO, Any
+from pathlib import Path
+from typing import IO, Any, Protocol
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
@@ -13,7 +14,6 @@ from starlette.requests import Request
 
 from fwk.errors import InvalidRequest, NotServed
 from fwk_server._common.body import shown
-from fwk_server._common.files import FileStore
 
 MAX_FIELD = 1024
 MAX_FIELDS = 8
@@ -23,18 +23,37 @@ PIECE = 2**20
 """Bytes that are written at a time, off the event loop."""
 
 
-class Upload:
-    """A form that is read. Its file, named ``file``, has ``size`` bytes at ``path``; they are counted in the store."""
+class Store(Protocol):
+    """Where files go; it counts their bytes."""
 
-    def __init__(self, store: FileStore) -> None:
+    def new_path(self) -> Path: ...
+
+    def take(self, size: int, *, is_new: bool = False) -> None:
+        """``size`` bytes are about to be written. Raises what refuses the upload when they are too many."""
+        ...
+
+    def give_back(self, size: int) -> None: ...
+
+
+class Upload:
+    """A form that is read. Its file, named ``file``, has ``size`` bytes at ``path``; they are counted in the store.
+
+    lists: names of fields that may be given more than once, each of whose values is then in ``lists``.
+    """
+
+    def __init__(
+        self, store: Store, *, max_fields: int = MAX_FIELDS, max_field: int = MAX_FIELD, lists: Collection[str] = ()
+    ) -> None:
         self._store = store
+        self._max_fields, self._max_field = max_fields, max_field
         self.fields: dict[str, str] = {}
+        self.lists: dict[str, list[str]] = {name: [] for name in lists}
         self.filename: str | None = None  # None: no file was in it
         self.size = 0
         self.path = store.new_path()
         self._target: IO[bytes] | None = None
         self._headers: dict[bytes, bytes] = {}
-        self._name = self._value = b""
+        self._name = self._value = self._text = b""
         self._field: str | None = None  # None: the file
         self._pieces: list[bytes] = []  # of the file, until they are written
         self._num_parts = 0
@@ -90,13 +109,14 @@ class Upload:
             "on_header_end": self._on_header,
             "on_headers_finished": self._on_headers,
             "on_part_data": self._on_data,
+            "on_part_end": self._on_part_end,
             "on_end": self._on_end,
         }
 
     def _begin(self) -> None:
         self._num_parts += 1
-        if self._num_parts > MAX_FIELDS:
-            raise InvalidRequest(f"a form has at most {MAX_FIELDS} fields")
+        if self._num_parts > self._max_fields:
+            raise InvalidRequest(f"a form has at most {self._max_fields} fields")
         self._headers = {}
 
     def _on_name(self, data: bytes, start: int, end: int) -> None:
@@ -120,7 +140,6 @@ class Upload:
         if name in self.fields:
             raise InvalidRequest(f"{shown(name)} is given twice", name[:256])
         self._field = name
-        self.fields[name] = ""
 
     def _on_data(self, data: bytes, start: int, end: int) -> None:
         if self._field is None:
@@ -128,9 +147,24 @@ class Upload:
             self.size += end - start
             self._pieces.append(data[start:end])
             return
-        self.fields[self._field] += data[start:end].decode(errors="replace")
-        if len(self.fields[self._field]) > MAX_FIELD:
-            raise InvalidRequest(f"{shown(self._field)} has more than {MAX_FIELD} characters", self._field[:256])
+        self._text += data[start:end]
+        if len(self._text) > 4 * self._max_field:
+            raise self._too_long(self._field)
+
+    def _on_part_end(self) -> None:
+        """Of a field, decoded as a whole: a character may have come in two pieces."""
+        if self._field is None:
+            return
+        text, self._text = self._text.decode(errors="replace"), b""
+        if len(text) > self._max_field:
+            raise self._too_long(self._field)
+        if self._field in self.lists:
+            self.lists[self._field].append(text)
+        else:
+            self.fields[self._field] = text
+
+    def _too_long(self, name: str) -> InvalidRequest:
+        return InvalidRequest(f"{shown(name)} has more than {self._max_field} characters", name[:256])
 
     def _on_end(self) -> None:
         self._has_ended = True
