@@ -16,6 +16,7 @@ import pytest
 
 from fwk.errors import ConfigError
 from fwk_kv_transfer.remote_prefill.messages import PREFILL, SIGNATURE, Order, sign
+from tests.helpers.adapters import make_adapter, make_base
 from tests.helpers.client import Streamed, connect
 from tests.helpers.etcd_server import MISSING, EtcdServer, is_missing
 from tests.helpers.rig import Server, until, write_model
@@ -356,6 +357,40 @@ def test_servers_join_and_leave_by_a_registry(site: Site, one: Server, tmp_path:
     assert "Traceback" not in decode.log
     if etcd is not None:
         etcd.stop()
+
+
+def test_prompts_of_adapters_are_computed_where_they_are(site: Site, tmp_path: Path) -> None:
+    """One that both have, one that the decode server alone has, and one of another content under the same name."""
+    site.model = make_base(tmp_path / "base")
+    for name, seed in (("both", 1), ("here", 2), ("mine", 3), ("theirs", 4)):
+        make_adapter(site.model, tmp_path / "adapters" / name, seed=seed)
+    flags = (
+        *("--enable-lora", "--lora-paths", f"both={tmp_path}/adapters/both", "--lora-dirs", f"{tmp_path}/adapters"),
+        *("--admin-api-key", "administrator", "--load-format", "safetensors"),
+    )
+    prefill = site.prefill(*flags)
+    decode = site.decode(prefill.url, flags=(*flags, "--disaggregation-timeout", "3")).start()
+
+    def load(server: Server, name: str, path: str) -> None:
+        body = {"lora_name": name, "lora_path": path}
+        reply = server.post(body, "/v1/load_lora_adapter", {"authorization": "Bearer administrator"})
+        assert reply.status_code == 200, reply.text
+
+    load(decode, "here", "here")
+    load(decode, "one", "mine")
+    load(prefill, "one", "theirs")
+    said: set[str] = set()
+    for name, transfers, failures in (("both", 1, 0), ("here", 0, 0), ("one", 0, 1), ("both", 1, 0)):
+        before = [decode.metric(f"fwk:kv_{what}_total") for what in ("transfers", "transfer_failures")]
+        prompt = [(7 * place + len(said)) % 90 + 5 for place in range(100)]
+        reply = decode.post({"model": name, "prompt": prompt, "max_tokens": 8, "return_token_ids": True})
+        assert reply.status_code == 200, reply.text
+        after = [decode.metric(f"fwk:kv_{what}_total") for what in ("transfers", "transfer_failures")]
+        assert [now - then for now, then in zip(after, before, strict=True)] == [transfers, failures], name
+        said.add(str(reply.json()["choices"][0]["token_ids"]))
+    assert decode.get("/health").json() == {"status": "ok"}, "a refused order is no failure of the server"
+    for end in (prefill, decode):
+        is_whole(end)
 
 
 def test_orders_of_strangers_are_refused(site: Site) -> None:

@@ -38,7 +38,8 @@ def half(model: str, mode: str, folder: Path, **options: Any) -> fwk.LLM:
 
 def with_source(request: Request, source: KVSource) -> Request:
     """A request as the server part sends it: its prompt's K/V are elsewhere, or for another server."""
-    return msgspec.structs.replace(request, features={"remote_prefill": msgspec.Raw(msgspec.msgpack.encode(source))})
+    raw = msgspec.Raw(msgspec.msgpack.encode(source))
+    return msgspec.structs.replace(request, features={**request.features, "remote_prefill": raw})
 
 
 def counts(engine: Engine) -> TransferCounts:
@@ -53,6 +54,7 @@ class Pair:
         self.prefill = prefill
         self.decode = decode
         self.add = decode.add
+        self.keys_there: dict[str, str] = {}  # of adapters here, and of those of the same name there
         self._keys = itertools.count()
 
     def compute(self, request: Request, seconds: float = SECONDS) -> KVSource:
@@ -62,7 +64,8 @@ class Pair:
             request_id=f"prefill-{key}",
             prompt_token_ids=request.prompt_token_ids,
             sampling=SamplingParams(max_tokens=1, temperature=0.0),
-            cache_namespace=request.cache_namespace,
+            cache_namespace=self._there(request.cache_namespace.encode()).decode(),
+            features={name: msgspec.Raw(self._there(bytes(raw))) for name, raw in request.features.items()},
         )
         events = self.prefill.add(with_source(order, KVSource(key, seconds)))
         while not events or events[-1].finish_reason is None:
@@ -72,13 +75,19 @@ class Pair:
         num_blocks = len(request.prompt_token_ids) // self.decode.info.block_size
         return KVSource(key, seconds, addresses, num_blocks)
 
+    def _there(self, said: bytes) -> bytes:
+        """What the other server's features would have made of a request."""
+        for ours, theirs in self.keys_there.items():
+            said = said.replace(ours.encode(), theirs.encode())
+        return said
+
     def addresses(self) -> list[bytes]:
         """Where the prefill engine's K/V are read, by rank."""
         return [about["address"] for about in self.prefill.call_feature("remote_prefill", "about", [])]
 
     def ask(self, request: Request, seconds: float = SECONDS) -> list[TokenEvent]:
-        """Compute the prompt there, and add the request here; alone here what another feature has a part in."""
-        if request.features:
+        """Compute the prompt there, and add the request here; alone here what a feature but LoRA has a part in."""
+        if set(request.features) - {"lora"}:
             return self.add(request)
         source = self.compute(request, seconds)
         return self.add(with_source(request, source))

@@ -49,7 +49,6 @@ REFUSED: dict[tuple[str, str], str] = {
         (name, "hidden states"): f"hidden states are returned of chains of drafts, and .* {option} verifies trees"
         for name, option in (("tree", "ngram"), ("EAGLE-3", "eagle3"))
     },
-    ("LoRA", "prefill elsewhere"): "--disaggregation-mode prefill is not possible with --enable-lora",
     (
         "prefill elsewhere",
         "images",

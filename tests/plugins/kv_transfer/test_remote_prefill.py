@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.helpers.adapters import make_adapter, make_base
 from tests.helpers.engine_pair import Pair, counts, half, split, with_source
 from tests.helpers.selection import seeds
 
@@ -24,6 +25,7 @@ import fwk
 from fwk import SamplingParams
 from fwk.engine.kv_block_manager import KVBlockManager
 from fwk.errors import ConfigError, InvalidRequest
+from fwk.interfaces.lora import AdapterInfo
 from fwk.types import Request, TokenEvent
 from fwk_kv_transfer._common import signed
 from fwk_kv_transfer._common.wire import Wire
@@ -373,7 +375,6 @@ def test_the_weights_stay(both: Both) -> None:
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no prefix cache": ({"prefix_cache": "none"}, "needs a prefix cache .* 'none' keeps nothing"),
-    "adapters": ({"enable_lora": True}, "not possible with --enable-lora"),
     "transport": ({"disaggregation_transfer_backend": "ascend"}, "ascend: this transport has no plugin here"),
 }
 
@@ -383,6 +384,32 @@ def test_what_cannot_be_is_refused(tiny_folder: Path, tmp_path: Path, name: str)
     options, why = REFUSED[name]
     with pytest.raises(fwk.errors.FwkError, match=why):
         half(str(tiny_folder), "prefill", tmp_path, **OPTIONS | options)
+
+
+def test_adapters_are_computed_there_if_they_are_the_same(tmp_path: Path) -> None:
+    """Of two adapters one is loaded here and there, the other has the same name there and other weights."""
+    model = tmp_path / "model"
+    make_base(model)
+    base, options = str(model), OPTIONS | {"enable_lora": True, "lora_backend": "torch", "load_format": "auto"}
+    paths = {seed: str(make_adapter(model, tmp_path / str(seed), seed=seed)) for seed in (1, 2, 3)}
+    names = {"same": 1, "other": 2, None: None}
+    prompts = [prompt(1, 30)] * 3
+    with fwk.LLM(base, **options) as alone, split(base, tmp_path, **options) as (llm, pair):
+        for name, here, there in (("same", 1, 1), ("other", 2, 3)):
+            alone.load_adapter(name, paths[here])
+            info = llm.load_adapter(name, paths[here])
+            found = pair.prefill.call_feature("lora", "load", [name, paths[there]])
+            pair.keys_there[info.key] = msgspec.convert(found, AdapterInfo).key
+        wanted = [alone.generate([p], GREEDY, adapter=name)[0] for p, name in zip(prompts, names, strict=True)]
+        assert len({tuple(x.token_ids) for x in wanted}) == 3, "they change what is said"
+        for expected, name in zip(wanted, names, strict=True):
+            llm.engine.add = lambda request: pair.ask(request, 2.0)  # type: ignore[method-assign]
+            before = counts(pair.decode)
+            failures, transfers = before.kv_transfer_failures, before.kv_transfers
+            assert llm.generate([prompts[0]], GREEDY, adapter=name)[0].token_ids == expected.token_ids, name
+            after = counts(pair.decode)
+            assert after.kv_transfer_failures - failures == (name == "other"), name
+            assert after.kv_transfers - transfers == (name != "other"), name
 
 
 def test_tiers_are_for_prefill_servers(tiny_folder: Path, tmp_path: Path, alone: fwk.LLM) -> None:

@@ -18,6 +18,7 @@ import msgspec
 
 from fwk.interfaces.feature import Blocks, EnginePart, EnginePartContext, FeatureSequence, HeldBlocks, ReservedBlocks
 from fwk_kv_transfer.remote_prefill import KVSource, RemotePrefillOptions, TransferCounts
+from fwk_kv_transfer.remote_prefill.messages import offer_key
 
 log = logging.getLogger(__name__)
 
@@ -107,23 +108,33 @@ class KVOffers(Transfers):
         return bool(self._held)
 
     def operations(self) -> Mapping[str, Callable[..., Any]]:
-        return {"keeps": self._keeps}
+        return {"keeps": self._keeps, "withdraw": self._withdraw}
 
     def _keeps(self, key: str) -> list[dict[str, Any]] | None:
-        """``KVExchange.about`` of each worker, if blocks are kept here under a key."""
-        return self._call("about") if key in self._held else None
+        """``KVExchange.about`` of each worker, if blocks are kept here for an order."""
+        return self._call("about") if self._offers(key) else None
+
+    def _withdraw(self, key: str) -> None:
+        """Keep the blocks of an order no longer."""
+        for offered in self._offers(key):
+            self._call("withdraw", offered)
+
+    def _offers(self, key: str) -> list[str]:
+        """What the K/V of an order are kept under, if they are."""
+        return [offered for offered in self._held if offered.partition(".")[0] == key]
 
     def finished(self, sequence: FeatureSequence) -> None:
         """Keep the blocks of a prompt that was computed: its sequence has ended by its one token, not by an abort."""
         offer: KVSource = self.asked(sequence.request)
         is_computed = sequence.is_running and len(sequence.token_ids) > sequence.num_prompt_tokens
-        if not is_computed or offer.key in self._held:
+        key = offer_key(offer.key, sequence.request.cache_namespace)
+        if not is_computed or key in self._held:
             return
         held = self._blocks.hold(sequence, sequence.num_prompt_tokens)
         if held is not None:
-            self._held[offer.key] = held
+            self._held[key] = held
             self._counts.num_kv_offered = len(self._held)
-            self._call("offer", offer.key, held.block_ids, offer.seconds)
+            self._call("offer", key, held.block_ids, offer.seconds)
 
     def _take(self, ended: _Ended) -> None:
         self._blocks.let_go(self._held.pop(ended.key))
@@ -176,6 +187,8 @@ class KVFetches(Transfers):
         fetch = self._fetches.get(request_id)
         if fetch is None:
             source: KVSource = self.asked(sequence.request)
+            key = offer_key(source.key, sequence.request.cache_namespace)
+            source = msgspec.structs.replace(source, key=key)
             fetch = self._fetches[request_id] = _Fetch(source, self._now() + source.seconds)
         fetch.waiting.add(sequence)
 

@@ -5,6 +5,7 @@ The bytes of K/V do not come this way: workers send them to workers (``fwk.inter
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 
 import msgspec
@@ -32,7 +33,7 @@ class About(msgspec.Struct, frozen=True):
 class Order(msgspec.Struct, frozen=True):
     """Asks for a prompt's K/V, to be kept under ``key`` for ``seconds`` once computed.
 
-    cache_salt, priority: as of ``GenerateInput``.
+    cache_salt, priority, adapter: as of ``GenerateInput``.
     """
 
     key: str
@@ -40,6 +41,7 @@ class Order(msgspec.Struct, frozen=True):
     cache_salt: str
     priority: int
     seconds: float
+    adapter: str = ""
 
 
 class Withdraw(msgspec.Struct, frozen=True):
@@ -61,6 +63,11 @@ class Computed(msgspec.Struct, frozen=True):
     num_blocks: int
     addresses: list[bytes]
     ranks: list[dict[str, str]]
+
+
+def offer_key(key: str, cache_namespace: str) -> str:
+    """What workers call the K/V of an order: what one server keeps of an adapter, another reads of the same alone."""
+    return f"{key}.{hashlib.blake2b(cache_namespace.encode(), digest_size=16).hexdigest()}" if cache_namespace else key
 
 
 def sign(secret: bytes, path: str, body: bytes, *, is_answer: bool) -> str:

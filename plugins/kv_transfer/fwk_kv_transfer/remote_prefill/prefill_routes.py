@@ -164,6 +164,7 @@ class PrefillRoutes(SharedWork):
             _ONE_TOKEN,
             priority=order.priority,
             cache_salt=order.cache_salt,
+            adapter=order.adapter,
             operation="prefill",
             offer=KVSource(order.key, order.seconds),
         )

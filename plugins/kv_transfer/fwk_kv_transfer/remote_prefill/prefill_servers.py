@@ -8,7 +8,7 @@ import secrets
 import ssl
 import time
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
 import msgspec
@@ -42,6 +42,14 @@ T = TypeVar("T")
 
 REST_SECONDS = 5.0
 """How long a server that has failed is not asked, while there are others."""
+
+
+class OrderRefused(PeerError):
+    """It computes others."""
+
+
+_FEATURE_OF_ADAPTERS = next(field.metadata["feature"] for field in fields(GenerateInput) if field.name == "adapter")
+"""Whose part in a request another server has, too: it is asked for the adapter by name."""
 
 
 @dataclass(eq=False, slots=True)
@@ -147,7 +155,7 @@ class RemotePrefill(SharedWork):
         self._peers += joined
         return joined
 
-    async def source(self, token_ids: list[int], cache_salt: str, priority: int) -> KVSource | None:
+    async def source(self, token_ids: list[int], cache_salt: str, priority: int, adapter: str = "") -> KVSource | None:
         """Where the K/V of a prompt are, once another server has computed it; None: this one is to compute it."""
         if len(token_ids) < self._options.disaggregation_min_prompt_tokens:
             return None
@@ -155,9 +163,11 @@ class RemotePrefill(SharedWork):
         for peer in self._in_turn()[: 1 + self._options.disaggregation_max_retries]:
             try:
                 async with asyncio.timeout(max(deadline - time.monotonic(), 0.001)):
-                    found = await self._order(peer, token_ids, cache_salt, priority)
+                    found = await self._order(peer, token_ids, cache_salt, priority, adapter)
             except TimeoutError:
                 self._failed(peer, f"has computed no prompt within {self._options.disaggregation_timeout:g} seconds")
+            except OrderRefused as error:  # it has not this adapter; others' prompts it computes
+                log.debug("the prefill server %s %s", peer.url, error)
             except (PeerError, OSError, EOFError) as error:
                 self._failed(peer, _words(error))
             else:
@@ -211,11 +221,11 @@ class RemotePrefill(SharedWork):
         if why is not None:
             raise PeerError(why)
 
-    async def _order(self, peer: _Peer, token_ids: list[int], cache_salt: str, priority: int) -> KVSource:
+    async def _order(self, peer: _Peer, token_ids: list[int], cache_salt: str, priority: int, adapter: str) -> KVSource:
         if not peer.has_agreed:
             await self._agree(peer)
         seconds = self._options.disaggregation_timeout
-        order = Order(uuid.uuid4().hex, token_ids, cache_salt, priority, seconds)
+        order = Order(uuid.uuid4().hex, token_ids, cache_salt, priority, seconds, adapter)
         try:
             computed = await self._ask(peer, PREFILL, order, Computed)
         except asyncio.CancelledError:  # of a client that has left, or at the deadline: it may be computed just now
@@ -244,6 +254,8 @@ class RemotePrefill(SharedWork):
         body = msgspec.msgpack.encode(question)
         headers = {SIGNATURE: sign(self._secret, path, body, is_answer=False)}
         answer = await post(peer.url, path, headers, body, peer.tls)
+        if answer.status == 400 and path == PREFILL and peer.has_agreed:
+            raise OrderRefused("refuses an order")
         if answer.status != 200:
             peer.has_agreed = False
             raise PeerError(_refusal(answer))
@@ -263,9 +275,9 @@ class _Decoded(RequestPart):
         self._remote = remote
 
     async def enter(self, item: GenerateInput) -> KVSource | None:
-        if self.others:
+        if self.others != (_FEATURE_OF_ADAPTERS,) * bool(item.adapter):
             return None  # the other server does not know what they make of its K/V
-        return await self._remote.source(item.prompt_token_ids, item.cache_salt, item.priority)
+        return await self._remote.source(item.prompt_token_ids, item.cache_salt, item.priority, item.adapter)
 
 
 def _refusal(answer: Answer) -> str:

@@ -105,7 +105,6 @@ def features() -> list[FeatureSpec]:
             enabled_by=("enable_lora",),
             limits=(Limit("task", ("generate",), "adapters are for models of text"),),
             methods=("load_adapter", "unload_adapter"),
-            one_server="adapters are of one server alone",
             summary="LoRA adapters, of which a step can mix several",
         )
     ]
