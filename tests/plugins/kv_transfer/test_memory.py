@@ -101,6 +101,16 @@ def test_pieces_of_scattered_blocks_arrive_in_order(
         assert bool((mine[[6, 9, 10]] == -1.0).all())
 
 
+def test_many_regions_have_all_come_when_a_transfer_is_whole(sender: MemoryTransfer, receiver: MemoryTransfer) -> None:
+    """None of these blocks has a neighbour: libraries that say so too early are caught by the digest."""
+    for _ in range(20):
+        sender.offer("k", [0, 2, 4, 6, 8, 10], late())
+        receiver.receive(sender.address(), "k", list(range(6)), [1, 3, 5, 7, 9, 11], late())
+        got = ended(receiver)
+        assert got.is_whole, got.error
+        assert ended(sender).is_whole
+
+
 def test_what_is_damaged_is_not_taken(
     sender: MemoryTransfer, receiver: MemoryTransfer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

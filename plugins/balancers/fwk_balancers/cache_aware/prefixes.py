@@ -17,8 +17,11 @@ def chunks_of(namespace: str, token_ids: Sequence[int]) -> list[int]:
     """A hash for each full chunk of a prompt, which is also that of all tokens before it."""
     found: list[int] = []
     last = hash(namespace)
-    for start in range(0, min(len(token_ids) // CHUNK, MAX_CHUNKS) * CHUNK, CHUNK):
-        last = hash((last, array("q", islice(token_ids, start, start + CHUNK)).tobytes()))
+    count = min(len(token_ids) // CHUNK, MAX_CHUNKS)
+    data = array("q", token_ids[: count * CHUNK]).tobytes()
+    size = CHUNK * array("q").itemsize
+    for start in range(0, count * size, size):
+        last = hash((last, data[start : start + size]))
         found.append(last)
     return found
 

@@ -113,7 +113,8 @@ class MemoryTransfer(SignedTransfer):
                 _check(job)
                 wait([future], LOOK_SECONDS)
             future.result()
-            found = _regions(buffer, [rows.shape[1] for rows in self._blocks.layers], len(ours))
+            came = buffer.copy()  # what a read that was given up earlier writes late, it writes to the buffer alone
+            found = _regions(came, [rows.shape[1] for rows in self._blocks.layers], len(ours))
             if not hmac.compare_digest(_digest(found), digest):
                 raise WireError("what came is damaged, or not from the other side")
             for rows, region in zip(self._blocks.layers, found, strict=True):
