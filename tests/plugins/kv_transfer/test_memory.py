@@ -238,6 +238,19 @@ def lying(lent: Lent) -> Iterator[bytes]:
         thread.join(SECONDS)
 
 
+def test_nothing_spins_while_there_is_nothing_to_do(sender: MemoryTransfer, receiver: MemoryTransfer) -> None:
+    """A worker's cores are for the model."""
+    sender.offer("k", [1], late())
+    receiver.receive(sender.address(), "k", [0], [1], late())
+    assert ended(receiver).is_whole
+    shares: list[float] = []
+    for _ in range(3):
+        before, used = time.monotonic(), time.process_time()
+        time.sleep(0.3)
+        shares.append((time.process_time() - used) / (time.monotonic() - before))
+    assert min(shares) < 0.4, shares
+
+
 def test_another_transport_is_told(name: str, sender: MemoryTransfer) -> None:
     tcp: Any = make("tcp", -1.0)
     sender.offer("k", [1], late())

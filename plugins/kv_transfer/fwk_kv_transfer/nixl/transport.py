@@ -25,6 +25,9 @@ MAX_PEERS = 64
 GRACE_SECONDS = 60.0
 """How long a network may go on writing what was asked of it, after a read was given up."""
 
+PAUSE_MICROSECONDS = 100
+"""Of the thread of NIXL's own between two looks at the network."""
+
 MIN_LOOK_SECONDS, MAX_LOOK_SECONDS = 0.0002, 0.002
 
 
@@ -41,8 +44,7 @@ class NixlTransfer(MemoryTransfer):
         with _own_logging():
             api: Any = _imported()
             try:
-                config = api.nixl_agent_config(enable_prog_thread=True, backends=["UCX"])
-                self._agent = api.nixl_agent(f"fwk-{uuid.uuid4().hex}", config)
+                self._agent = _agent(api)
             except Exception as error:
                 raise PluginError(f"kv_transfer.nixl: NIXL has no UCX backend here ({error})") from None
 
@@ -123,9 +125,30 @@ class NixlTransfer(MemoryTransfer):
             return call()
 
 
+def _agent(api: Any) -> Any:
+    """A new agent, whose thread answers other agents, and pauses meanwhile: NIXL's Python classes have it spin."""
+    plain = api.nixlBind.nixlAgentConfig
+
+    class Paced(plain):
+        @property
+        def pthrDelay(self) -> int:
+            return plain.pthrDelay.fget(self)
+
+        @pthrDelay.setter
+        def pthrDelay(self, microseconds: int) -> None:
+            plain.pthrDelay.fset(self, microseconds or PAUSE_MICROSECONDS)
+
+    api.nixlBind.nixlAgentConfig = Paced
+    try:
+        config = api.nixl_agent_config(enable_prog_thread=True, backends=["UCX"])
+        return api.nixl_agent(f"fwk-{uuid.uuid4().hex}", config)
+    finally:
+        api.nixlBind.nixlAgentConfig = plain
+
+
 def _imported() -> Any:
     try:
-        return importlib.import_module("nixl_cu12")
+        return importlib.import_module("nixl_cu12._api")
     except ImportError as error:
         raise PluginError(f"kv_transfer.nixl: nixl-cu12 is installed and cannot be loaded ({error})") from None
 
