@@ -61,13 +61,13 @@ async def test_requests_are_spread_and_their_tokens_right(pair: Server, fake: Se
 async def test_conversations_stay_with_their_prefix(spawn: Start) -> None:
     """Of 6 conversations of 4 turns, all but the first turns find what the balancer says that they find."""
     server = spawn(*TWO, "--load-balance-method", "cache_aware")
-    before = [replica["chosen"] for replica in replicas(server)]
+    before = [replica["choices"] for replica in replicas(server)]
     cached = 0
     for turn in range(1, 5):
         for number in range(6):
             body = {"prompt": f"{number} {'so it goes on ' * 20 * turn}"[: 200 * turn], "max_tokens": 2}
             cached += server.post(body).json()["usage"]["prompt_tokens_details"]["cached_tokens"]
-    chosen = [replica["chosen"] for replica in replicas(server)]
+    chosen = [replica["choices"] for replica in replicas(server)]
     found = [{name: now[name] - then[name] for name in now} for now, then in zip(chosen, before, strict=True)]
     assert [(each["prefix"], each["new"], each["behind"]) for each in found] == [(9, 3, 0)] * 2
     assert 0 < sum(each["cached_tokens"] for each in found) == cached

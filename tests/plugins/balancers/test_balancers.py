@@ -113,7 +113,7 @@ def aware(count: int = 2, **options: Any) -> tuple[LoadBalancer, list[Replica]]:
 
 
 def told(balancer: LoadBalancer, replica: Replica) -> dict[str, int]:
-    return balancer.info(replica)["chosen"]
+    return balancer.info(replica)["choices"]
 
 
 def test_conversations_stay_where_their_beginning_is() -> None:

@@ -57,7 +57,7 @@ class CacheAware(LoadBalancer):
         prompts, those that it may have now.
         """
         counts = {name: self._why[replica.index][name] for name in ("prefix", "behind", "new", "cached_tokens")}
-        return {"chosen": counts | {"known_tokens": len(self._prefixes[replica.index]) * CHUNK}}
+        return {"choices": counts | {"known_tokens": len(self._prefixes[replica.index]) * CHUNK}}
 
     def _load(self, replica: Replica) -> tuple[int, int, int]:
         return replica.num_open, len(self._prefixes[replica.index]), self._chosen_at[replica.index]

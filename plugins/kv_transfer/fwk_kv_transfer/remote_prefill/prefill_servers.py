@@ -88,6 +88,7 @@ class RemotePrefill(SharedWork):
         self._registry: Registry | None = None
         self._registry_trouble: str | None = None
         self._are_engines_ready = False
+        self._kept_until = 0.0
         if options.disaggregation_registry:
             self._registry = open_registry(options.disaggregation_registry)
             context.lifecycle.background(self._follow_registry)
@@ -143,9 +144,11 @@ class RemotePrefill(SharedWork):
             return []
         if self._registry_trouble is not None:
             log.info("the registry %s is read again", self._registry.url)
+            self._kept_until = time.monotonic() + self._options.disaggregation_registry_lease  # it may know nothing
         self._registry_trouble = None
         listed = {url for entry in entries if (url := read_entry(self._secret, entry)) is not None}
-        for peer in [peer for peer in self._peers if peer.is_registered and peer.url not in listed]:
+        keeps = time.monotonic() < self._kept_until
+        for peer in [peer for peer in self._peers if peer.is_registered and peer.url not in listed and not keeps]:
             log.info("the prefill server %s has left", peer.url)
             self._peers.remove(peer)
         known = {peer.url for peer in self._peers}
