@@ -89,8 +89,8 @@ def test_a_ring_of_one_without_events_is_overwritten_too_early(
 
 @pytest.mark.usefixtures("ring_of_one")
 def test_a_ring_of_one_is_waited_for_in_every_launch(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    steps = Steps(monkeypatch)
-    assert elsewhere(tiny_folder) == on_cpu(tiny_folder)
+    wanted, steps = on_cpu(tiny_folder), Steps(monkeypatch)
+    assert elsewhere(tiny_folder) == wanted
     assert JOURNAL.faults == []
     assert sum(steps.waits("launch")) >= len(steps.waits("launch")) - 1
 

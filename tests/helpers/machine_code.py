@@ -6,9 +6,16 @@ import json
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from typing import Any
 
 import pytest
+from packaging.version import Version
+
+
+def is_triton_before(release: str) -> bool:
+    """Of the compiler that is installed: a GPU machine's may be older than the extra [dev] has it."""
+    return Version(version("triton")) < Version(release)
 
 
 def compiled(*words: str) -> list[dict[str, Any]]:

@@ -52,9 +52,9 @@ class Mutation:
 
     @property
     def package(self) -> str:
-        """The part of the sources it is in: of core, its folder."""
+        """The part of the sources it is in: of core, its folder; of what is in no package, the first folder."""
         parts = Path(self.file).parts
-        place = next(i for i, part in enumerate(parts) if part.startswith("fwk"))
+        place = next((i for i, part in enumerate(parts) if part.startswith("fwk")), 0)
         return "/".join(parts[place : place + 2]) if parts[place] == "fwk" else parts[place]
 
     def applied(self, text: str) -> str:

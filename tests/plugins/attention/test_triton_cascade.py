@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from tests.helpers.interpreted import interpreted
-from tests.helpers.machine_code import compiled
+from tests.helpers.machine_code import compiled, is_triton_before
 
 import fwk
 from fwk import SamplingParams
@@ -326,6 +326,8 @@ def test_not_in_a_deterministic_run(tiny_llm: Callable[..., fwk.LLM]) -> None:
 def test_machine_code(variant: str) -> None:
     target = variant.split()[0]
     code = next(code for code in compiled(*variant.split(), "shared") if code["name"] == "attend_tiles")
-    assert code["local_loads"] == code["local_stores"] == 0, code
+    # Triton 3.6 keeps one number of a thread in local memory there.
+    most = int(variant == "100 fp16 fp8 full" and is_triton_before("3.9"))
+    assert max(code["local_loads"], code["local_stores"]) <= most, code
     assert code["matrix_products"] > 0
     assert code["shared"] <= {"80": 163, "90": 227, "100": 227, "gfx942": 64}[target] * 1024

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tests.helpers.checkpoints import make_checkpoint
 from tests.helpers.interpreted import check_never_chosen_by_itself, interpreted
-from tests.helpers.machine_code import compiled
+from tests.helpers.machine_code import compiled, is_triton_before
 from tests.helpers.packed import packed_matrix
 from torch import Tensor
 
@@ -336,8 +336,9 @@ def test_machine_code(target: str, dtype: str) -> None:
         assert code["local_loads"] == code["local_stores"] == 0, code
         assert code["shared"] <= (64 if target == "gfx942" else 100) * 1024, code
     for code in products:
-        # On AMD, 32 bytes of a row of the packed are read by more threads than two.
-        assert code["loads_of_128_bits"] > 0 or (target, dtype) == ("gfx942", "fp32"), code
+        # On AMD, 32 bytes of a row of the packed are read by more threads than two; by Triton 3.6 in other types, too.
+        is_narrow = target == "gfx942" and (dtype == "fp32" or is_triton_before("3.9"))
+        assert code["loads_of_128_bits"] > 0 or is_narrow, code
         assert code["matrix_products"] > 0 or dtype == "fp32", code  # float32 is multiplied as it is
     if target == "90" and dtype != "fp32":
         assert all(code["hopper_matrix_products"] > 0 for code in products[8:]), products  # tiles of many rows

@@ -1,0 +1,39 @@
+"""The suites of the pretended device and of kernels compiled ahead, in the versions of a GPU machine.
+
+``make gpu-environment`` makes the environment, of 5 GB. Where it is not there, nothing is run.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PYTHON = Path(os.environ.get("GPU_ENVIRONMENT", ROOT / "build" / "gpu-environment")) / "bin" / "python"
+LISTED = re.search(r"^GPU_SUITES = ((?:.*\\\n)*.*)", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+"""What ``make gpu-environment`` runs."""
+
+
+def suites() -> list[str]:
+    """Files of tests."""
+    assert LISTED is not None
+    words = re.sub(r"\$\(wildcard (.*?)\)|\\\n", r" \1 ", LISTED[1]).split()
+    return sorted(path.relative_to(ROOT).as_posix() for word in words for path in ROOT.glob(word))
+
+
+def test_the_list_is_found() -> None:
+    assert {"tests/core/test_devices.py", "tests/core/test_pretended.py"} <= set(suites())
+
+
+@pytest.mark.sweep
+@pytest.mark.timeout(1200)
+@pytest.mark.skipif(not PYTHON.exists(), reason="make gpu-environment makes it, of 5 GB")
+@pytest.mark.parametrize("suite", suites())
+def test_suite(suite: str) -> None:
+    command = [str(PYTHON), "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", suite]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1100, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
