@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu OUT --stage references
     python -m benchmarks.gpu OUT --stage prove|measure [--device cuda] [--seconds S] [--references .ref]
-                                 [--only failed|WORD] [--before RESULTS.jsonl]
+                                 [--only failed|WORD] [--before RESULTS.jsonl] [--slower N]
 
 ``references`` is for a CPU, beforehand: what the small models say there, into OUT. ``prove`` compares with them, in the
 order of what each check decides; ``measure`` takes the time of what passed. Each group of checks is a process; a line
@@ -16,6 +16,7 @@ import argparse
 import json
 import os
 import queue
+import resource
 import signal
 import subprocess
 import sys
@@ -24,7 +25,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import groupby
 from pathlib import Path
 from typing import IO, Any
@@ -42,13 +43,21 @@ class Stage:
     """Runs groups of checks in processes, as long as there is time."""
 
     def __init__(
-        self, out: Path, references: Path, device: str, seconds: float, write: Callable[[str], object] = print
+        self,
+        out: Path,
+        references: Path,
+        device: str,
+        seconds: float,
+        write: Callable[[str], object] = print,
+        slower: float = 1.0,
     ) -> None:
+        """slower: times that checks, processes' starts and the stage may take."""
         self.rows: list[Row] = []
         self._vital = ""
         """What failed without which the rest says nothing."""
         self._out, self._references, self._device, self._write = out, references, device, write
-        self._end = time.monotonic() + seconds
+        self._slower = slower
+        self._end = time.monotonic() + seconds * slower
         out.mkdir(parents=True, exist_ok=True)
 
     @property
@@ -58,7 +67,7 @@ class Stage:
     def run(self, checks: Sequence[Check]) -> list[Row]:
         """A row for each check."""
         for group, some in groupby(checks, key=lambda check: check.group):
-            waiting = list(some)
+            waiting = [replace(check, seconds=check.seconds * self._slower) for check in some]
             while waiting:
                 why = "no time was left" if self.left <= 0 else self._vital
                 if why:
@@ -91,7 +100,7 @@ class Stage:
         lines: queue.Queue[str | None] = queue.Queue()
         assert child.stdout is not None
         threading.Thread(target=_read, args=(child.stdout, lines), daemon=True).start()
-        limit = time.monotonic() + START
+        limit = time.monotonic() + START * self._slower
         while waiting:
             try:
                 line = lines.get(timeout=max(0.0, min(limit, self._end) - time.monotonic()))
@@ -109,7 +118,7 @@ class Stage:
             elif found.get("check") == waiting[0].name:
                 self._add(found)
                 ended = waiting.pop(0)
-                limit = time.monotonic() + START
+                limit = time.monotonic() + START * self._slower
                 if ended.is_vital and found["passed"] is False:
                     self._vital = f"{ended.name} failed"
                 if self._vital or found.get("is_spoiled"):
@@ -221,6 +230,7 @@ def main() -> int:
     parser.add_argument("--references", type=Path, default=Path(".ref"))
     parser.add_argument("--only", default="", help="checks whose name has this word, or failed")
     parser.add_argument("--before", type=Path, help="results.jsonl of an earlier call")
+    parser.add_argument("--slower", type=float, default=1.0, help="times that everything may take: a machine in use")
     given = parser.parse_args()
     if given.stage == "references":
         return _references(given.out, given.device)
@@ -230,8 +240,13 @@ def main() -> int:
     if before is not None and not before.exists():
         parser.error(f"{before} is not there: --before names the results.jsonl of an earlier call")
     checks = chosen(given.stage, given.only, before)
-    seconds = STAGES[given.stage][1] if given.seconds is None else given.seconds
-    rows = Stage(given.out, given.references, given.device, seconds, lambda line: print(line, flush=True)).run(checks)
+    seconds, started = STAGES[given.stage][1] if given.seconds is None else given.seconds, time.monotonic()
+    stage = Stage(
+        given.out, given.references, given.device, seconds, lambda line: print(line, flush=True), given.slower
+    )
+    rows = stage.run(checks)
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    print(f"{time.monotonic() - started:.0f} s, {used.ru_utime + used.ru_stime:.0f} s of them on a CPU", flush=True)
     (given.out / f"{given.stage}.md").write_text(table(rows), encoding="utf-8")
     print(f"\n{table([row for row in rows if given.stage == 'measure' or row['passed'] is False])}", flush=True)
     return 0 if all(row["passed"] is not False for row in rows) else 1

@@ -103,13 +103,13 @@ def modules(bench: Bench, check: Check) -> Numbers:
         import flashinfer  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise Skipped("flashinfer is not installed") from error
-    import tvm_ffi  # pyright: ignore[reportMissingImports]
-
     built = sorted((Path(str(flashinfer.__file__)).parent / "data" / "aot").glob("*/*.so"))
     if not built and bench.device.type != "cuda":
         raise Skipped("no module is built for this device")
     if not built:
         raise AssertionError("no module was built beforehand: FlashInfer would compile for minutes")
+    import tvm_ffi  # pyright: ignore[reportMissingImports]
+
     for path in built:
         tvm_ffi.load_module(str(path))
     return {"modules": len(built)}

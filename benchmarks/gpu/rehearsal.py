@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tests.helpers.interpreted import convert_arrays_of_one
 from tests.helpers.pretend_cuda import JOURNAL, flashinfer_stand_in, pretended, triton_kernels
 from tests.helpers.pretend_cuda.journal import Journal
 
@@ -109,6 +110,8 @@ def rehearsed(given: list[Check], out: Path, references: Path) -> Iterator[tuple
 
     uses_triton = any(_needs_triton(check) for check in given)
     is_interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    if uses_triton and is_interpreted:
+        convert_arrays_of_one()
     with ExitStack() as stack:
         stack.callback(setattr, Journal, "launch", launch)
         stack.callback(setattr, Journal, "wait", wait)
