@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from fwk.interfaces import deprecated as deprecated
-from fwk.process.threads import spin_briefly
+from fwk_process.threads import spin_briefly
 
 if TYPE_CHECKING:
     from fwk.config import Options, option

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from fwk.process.crash import crash_file, crashed_in
+from fwk_process.crash import crash_file, crashed_in
 
 CRASHES = """
 import faulthandler, os, signal, sys, threading
 sys.path.insert(0, {folder!r})
 from pathlib import Path
-from fwk.process.crash import record_crashes
+from fwk_process.crash import record_crashes
 from acme import kernel
 import other
 owners = [("other.py", "plugin 'x.other'"), ("acme/kernel.py", "plugin 'x.kernel'"), ("acme/", "package acme")]

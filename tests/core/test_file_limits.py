@@ -9,7 +9,7 @@ import pytest
 
 PROGRAM = """
 import resource
-from fwk.process.file_limits import allow_more_descriptors
+from fwk_process.file_limits import allow_more_descriptors
 resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))
 allow_more_descriptors()
 print(*resource.getrlimit(resource.RLIMIT_NOFILE))

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fwk.process import folders
-from fwk.process.folders import PREFIX, TemporaryFolder
+from fwk_process import folders
+from fwk_process.folders import PREFIX, TemporaryFolder
 
 
 def test_folders_of_the_dead_are_removed_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from fwk.process.gc import gc_paused
+from fwk_process.gc import gc_paused
 
 
 def test_what_is_made_meanwhile_is_never_looked_at():

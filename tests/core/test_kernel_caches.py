@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fwk.process.kernel_caches import NUM_KERNELS, bound_kernel_caches
+from fwk_process.kernel_caches import NUM_KERNELS, bound_kernel_caches
 
 
 def test_bounded_unless_the_user_says_otherwise() -> None:

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from fwk.process import malloc as module
-from fwk.process.malloc import REST_SECONDS, Heap
+from fwk_process import malloc as module
+from fwk_process.malloc import REST_SECONDS, Heap
 
 
 def test_memory_goes_back_once_after_each_time_of_work(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,7 +30,7 @@ def test_the_c_library_has_a_way_to_give_it_back() -> None:
 
 GROWTH = """
 import ctypes, os, sys, threading
-from fwk.process.malloc import Heap, return_large_blocks
+from fwk_process.malloc import Heap, return_large_blocks
 
 def resident():
     Heap().trim()
@@ -77,7 +77,7 @@ def test_a_thread_that_read_a_large_text_keeps_nothing_of_it() -> None:
 
 LOADING = """
 import ctypes, os
-from fwk.process.malloc import large_blocks_returned
+from fwk_process.malloc import large_blocks_returned
 
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]

@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fwk.process import memory_limits, oom
-from fwk.process.memory_limits import MemoryLimit, available_memory, memory_in_words
+from fwk_process import memory_limits, oom
+from fwk_process.memory_limits import MemoryLimit, available_memory, memory_in_words
 
 GIB = 2**30
 
@@ -80,7 +80,7 @@ def test_rlimits_count(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.skipif(not oom.SCORE.exists(), reason="no such number on this system")
 def test_a_victim_and_its_children_go_first() -> None:
     code = (
-        "from fwk.process.oom import prefer_as_victim; import subprocess, sys; prefer_as_victim();"
+        "from fwk_process.oom import prefer_as_victim; import subprocess, sys; prefer_as_victim();"
         "print(subprocess.check_output(['cat', '/proc/self/oom_score_adj']).decode())"
     )
     before = int(oom.SCORE.read_text())

@@ -78,11 +78,20 @@ def test_every_plugin_folder_is_packaged_and_checked() -> None:
         "jinja/fwk_jinja",
         "jobs/fwk_jobs",
         "kit/fwk_kit",
+        "process/fwk_process",
         "tiles/fwk_tiles",
     }
     names = {Path(folder).name for folder in folders}
     linter = PYPROJECT["tool"]["importlinter"]
-    assert set(linter["root_packages"]) == names | {"fwk", "fwk_http", "fwk_jinja", "fwk_jobs", "fwk_kit", "fwk_tiles"}
+    assert set(linter["root_packages"]) == names | {
+        "fwk",
+        "fwk_http",
+        "fwk_jinja",
+        "fwk_jobs",
+        "fwk_kit",
+        "fwk_process",
+        "fwk_tiles",
+    }
     by_name = {contract["name"]: contract for contract in linter["contracts"]}
     assert set(by_name["core imports no plugin and no kit"]["forbidden_modules"]) == names | {"fwk_kit"}
     assert set(by_name["families are independent"]["modules"]) == names

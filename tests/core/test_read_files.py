@@ -107,7 +107,7 @@ def test_a_header_of_more_tensors_than_there_are_is_not_read(tmp_path: Path) -> 
 OWN = {
     "core/fwk/config/files.py": "what all others read through",
     "plugins/multimodal/fwk_multimodal/media/reader.py": "its own, which follows no link",
-    "core/fwk/process/": "/proc and /sys",
+    "process/fwk_process/": "/proc and /sys",
     "core/fwk/native/": "files of the program, and of a cache folder that it made",
     "core/fwk/plugins/peers.py": "files of the program",
     "core/fwk/worker/loading/model_identity.py": "files of the program",

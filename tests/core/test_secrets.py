@@ -9,10 +9,11 @@ import pytest
 
 from fwk.cli.option_parsing import Parser, add_option_flags
 from fwk.config import Config, Options, ServerOptions, option
-from fwk.config.secrets import HIDDEN, HidingFormatter, hide, without_secrets
+from fwk.config.secrets import without_secrets
 from fwk.config.wire import to_plain
 from fwk.errors import ConfigError
 from fwk.plugins import build_config, discover
+from fwk_process.hiding import HIDDEN, HidingFormatter, hide
 
 KEY = "sk-the-secret-of-the-tests"
 

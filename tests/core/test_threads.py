@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fwk.process.threads import configure_omp_env, half_of_torchs_threads
+from fwk_process.threads import configure_omp_env, half_of_torchs_threads
 
 
 @pytest.mark.parametrize(("count", "half"), [(1, 1), (2, 1), (5, 2)])

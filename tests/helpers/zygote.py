@@ -30,8 +30,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from fwk.process.threads import spin_briefly
 from fwk_executors.processes import rank
+from fwk_process.threads import spin_briefly
 
 PR_SET_CHILD_SUBREAPER = 36
 """Linux's number of the request to prctl, from its headers: orphans below become this process's children."""

@@ -23,8 +23,8 @@ from fwk.plugins import PluginSet, build_config, discover
 from fwk.plugins.options import called
 from fwk.plugins.peers import foreign
 from fwk.plugins.peers import note as note_on
-from fwk.process.kernel_caches import bound_kernel_caches
-from fwk.process.threads import configure_omp_env
+from fwk_process.kernel_caches import bound_kernel_caches
+from fwk_process.threads import configure_omp_env
 
 
 def warn(sentence: str) -> None:

@@ -6,8 +6,8 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from fwk.process.gc import gc_paused
 from fwk.server.engine_process import EngineProcess, started_early
+from fwk_process.gc import gc_paused
 
 if TYPE_CHECKING:
     from fwk.cli.option_parsing import Parser
@@ -26,9 +26,9 @@ def _serve(argv: Sequence[str], engines_of: Callable[[int], list[EngineProcess]]
         from fwk.cli.common import note, read_given  # noqa: PLC0415 - after an engine was started
         from fwk.plugins.audit import Audit  # noqa: PLC0415
         from fwk.plugins.pools import num_engines, server_configs  # noqa: PLC0415
-        from fwk.process.log import set_up_log  # noqa: PLC0415
-        from fwk.process.progress import set_up_progress  # noqa: PLC0415
         from fwk.server.keys import read_keys  # noqa: PLC0415
+        from fwk_process.log import set_up_log  # noqa: PLC0415
+        from fwk_process.progress import set_up_progress  # noqa: PLC0415
 
         plugins, given, _ = read_given(_parser(), argv)
         configs = server_configs(plugins, given, note)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -11,14 +10,10 @@ from typing import Any, cast
 from fwk.config.files import open_regular
 from fwk.config.options import Options, is_secret
 from fwk.errors import ConfigError
+from fwk_process.hiding import HIDDEN
 
 MIN_SECRET_BYTES = 16
 MAX_SECRET_BYTES = 4096
-
-HIDDEN = "(hidden)"
-
-SHORT = 4
-"""A secret of fewer characters is hidden where it stands alone, else ``a`` would be cut out of every word."""
 
 _CREDENTIALS = re.compile(r"(?<=://)[^/@\s]{1,512}@")
 """A user's name and password in a URL."""
@@ -40,27 +35,6 @@ def _shown(value: object) -> object:
     if isinstance(value, list | tuple):
         return [_shown(item) for item in cast("Iterable[object]", value)]
     return value
-
-
-class HidingFormatter(logging.Formatter):
-    """Formats records as told, and hides the given texts wherever they come up: arguments, tracebacks, all of it."""
-
-    def __init__(self, form: str, secrets: Iterable[str | None]) -> None:
-        super().__init__(form)
-        self._secrets = [secret for secret in secrets if secret]
-
-    def format(self, record: logging.LogRecord) -> str:
-        return hide(super().format(record), self._secrets)
-
-
-def hide(text: str, secrets: Iterable[str]) -> str:
-    """The text without the given secrets; of short ones, as a part of a word, nobody learns more than of any word."""
-    for secret in secrets:
-        if len(secret) >= SHORT:
-            text = text.replace(secret, HIDDEN)
-        else:
-            text = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", HIDDEN, text)
-    return text
 
 
 def read_secret(path: str, option: str) -> bytes:

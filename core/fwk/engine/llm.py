@@ -23,13 +23,13 @@ from fwk.interfaces.feature import Exclusive, JobPartContext, ServerPartContext
 from fwk.plugins import PluginSet, discover
 from fwk.plugins.families import FAMILIES
 from fwk.plugins.options import build_config, called, normal, option_owners
-from fwk.process.progress import ProgressBar, set_up_progress
 from fwk.setup.checkpoint import open_model
 from fwk.setup.resolve import resolve
 from fwk.setup.sampling_defaults import FOLLOWED, sampling_defaults
 from fwk.text import model_text, prepare_input
 from fwk.text.grammars import Grammars
 from fwk.types import Request, SamplingParams, Task, TokenEvent, cache_namespace
+from fwk_process.progress import ProgressBar, set_up_progress
 
 Prompt = str | list[int]
 Conversation = Sequence[Mapping[str, Any]]

@@ -10,7 +10,6 @@ import zmq
 
 from fwk.engine.core import Engine
 from fwk.errors import EngineDead, FwkError
-from fwk.process.malloc import Heap
 from fwk.types import (
     Abort,
     AddRequest,
@@ -32,6 +31,7 @@ from fwk.types import (
     WorkersAnswer,
 )
 from fwk.types.messages import PROTOCOL
+from fwk_process.malloc import Heap
 
 log = logging.getLogger(__name__)
 

@@ -19,8 +19,8 @@ from fwk.plugins.families import FAMILIES
 from fwk.plugins.options import flag
 from fwk.plugins.pools import refuse_pools
 from fwk.plugins.selection import AUTO, plugin_options
-from fwk.process.kernel_caches import bound_kernel_caches
-from fwk.process.threads import configure_omp_env
+from fwk_process.kernel_caches import bound_kernel_caches
+from fwk_process.threads import configure_omp_env
 
 if TYPE_CHECKING:
     from fwk.setup.resolve import ModelSetup

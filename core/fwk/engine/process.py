@@ -25,14 +25,14 @@ from fwk.native.memory import MemoryPrefaulter
 from fwk.plugins import PluginSet, discover, plugin_that_raised
 from fwk.plugins.audit import Audit
 from fwk.plugins.factory import code_owners
-from fwk.process.crash import crash_file, record_crashes
-from fwk.process.gc import gc_paused
-from fwk.process.log import set_up_log
-from fwk.process.malloc import Heap
-from fwk.process.oom import prefer_as_victim
-from fwk.process.parent import continue_with_parent_gone, ignore_terminal_signals
-from fwk.process.progress import set_up_progress
 from fwk.types import EngineFailed, EngineReady
+from fwk_process.crash import crash_file, record_crashes
+from fwk_process.gc import gc_paused
+from fwk_process.log import set_up_log
+from fwk_process.malloc import Heap
+from fwk_process.oom import prefer_as_victim
+from fwk_process.parent import continue_with_parent_gone, ignore_terminal_signals
+from fwk_process.progress import set_up_progress
 
 log = logging.getLogger("fwk.engine")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fwk.process.progress import ProgressBar, is_watched
+from fwk_process.progress import ProgressBar, is_watched
 
 DELAY = 1.0
 """Seconds a run must take before it shows a bar."""

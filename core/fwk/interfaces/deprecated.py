@@ -22,6 +22,9 @@ MODULES: Mapping[str, str] = {
     "fwk.interfaces.ranked": "fwk.interfaces.ranked_list",
     "fwk.layers.state": "fwk.interfaces.state",
     "fwk.layers.wanted": "fwk.layers.select_tokens",
+    "fwk.process": "fwk_process",
+    "fwk.process.folders": "fwk_process.folders",
+    "fwk.process.parent": "fwk_process.parent",
     "fwk.types.beam_search": "fwk_features.beam_search.search",
     "fwk.team": "fwk.native.thread_pool",
 }
@@ -31,8 +34,8 @@ NAMES: Mapping[str, Mapping[str, str]] = {
     "fwk.errors": {"story": "fwk.errors.one_line_traceback"},
     "fwk.interfaces.lifecycle": {"Life": "fwk.interfaces.lifecycle.PluginLifecycle"},
     "fwk.interfaces.parallel": {
-        "PR_SET_PDEATHSIG": "fwk.process.parent.PR_SET_PDEATHSIG",
-        "continue_with_parent_gone": "fwk.process.parent.continue_with_parent_gone",
+        "PR_SET_PDEATHSIG": "fwk_process.parent.PR_SET_PDEATHSIG",
+        "continue_with_parent_gone": "fwk_process.parent.continue_with_parent_gone",
     },
     "fwk.layers.select_tokens": {"WantedTokens": "fwk.layers.select_tokens.SelectTokens"},
     "fwk.native": {

@@ -3,7 +3,7 @@
 Here belong what builds libraries (``build``) and keeps them (``cache``), the system's ``compiler``, the CPU's
 instruction sets (``cpu_features``, and ``amx``, which the system has to permit), the threads that run operators
 (``thread_pool``), the operating system's memory (``memory``, ``huge_pages``) and the headers kernels include
-(``include/``). Kernels belong to plugins, settings of the process to ``fwk.process``.
+(``include/``). Kernels belong to plugins, settings of the process to ``fwk_process``.
 """
 
 from fwk.native.build import INCLUDE, build_library, load, refusal

@@ -27,7 +27,7 @@ from pathlib import Path
 from fwk.errors import PluginError
 from fwk.native import cache, compiler, prebuilt
 from fwk.native.cpu_features import flags_of, isa, isas
-from fwk.process.progress import ProgressBar, is_watched
+from fwk_process.progress import ProgressBar, is_watched
 
 COMMON_FLAGS = (
     *("-std=c++17", "-O3", "-fPIC", "-fopenmp", "-w"),

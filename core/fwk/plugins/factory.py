@@ -107,7 +107,7 @@ def build(item: Registered, context: Any, load: str | None = None) -> Any:
 
 
 def code_owners(plugins: PluginSet) -> Iterator[tuple[str, str]]:
-    """Where plugins' code lies, for ``fwk.process.crash``: modules that declarations name, and others' packages."""
+    """Where plugins' code lies, for ``fwk_process.crash``: modules that declarations name, and others' packages."""
     for item in plugins.all():
         module = item.declaration.load.partition(":")[0]
         yield f"{module.replace('.', '/')}.py", f"plugin {item.source}"

@@ -20,8 +20,6 @@ from fwk.config.wire import to_plain
 from fwk.engine.process import LaunchSpec
 from fwk.errors import EngineDead, InvalidRequest
 from fwk.interfaces.engine_pool import Engine, Receiver
-from fwk.process.crash import crash_file, crashed_in
-from fwk.process.folders import TemporaryFolder
 from fwk.server.engine_process import EngineProcess
 from fwk.types import (
     Abort,
@@ -44,6 +42,8 @@ from fwk.types import (
     TokenEvent,
     WorkersAnswer,
 )
+from fwk_process.crash import crash_file, crashed_in
+from fwk_process.folders import TemporaryFolder
 
 log = logging.getLogger(__name__)
 

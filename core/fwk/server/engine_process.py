@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from fwk.interfaces.parallel import threads_each
-from fwk.process.crash import HANGS
-from fwk.process.kernel_caches import bound_kernel_caches
-from fwk.process.parent import terminal_signals_blocked
-from fwk.process.threads import configure_omp_env
+from fwk_process.crash import HANGS
+from fwk_process.kernel_caches import bound_kernel_caches
+from fwk_process.parent import terminal_signals_blocked
+from fwk_process.threads import configure_omp_env
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -59,7 +59,7 @@ class EngineProcess:
         self._process.kill()
 
     def write_stack(self) -> None:
-        """Have it note where it is (``fwk.process.crash``), unless it is stopped."""
+        """Have it note where it is (``fwk_process.crash``), unless it is stopped."""
         self._process.send_signal(HANGS)
 
     def discard(self) -> None:

@@ -19,14 +19,14 @@ from fwk.features.jobs import build_job_part
 from fwk.interfaces.feature import JobPartContext
 from fwk.plugins import PluginFactory, discover
 from fwk.plugins.audit import Audit
-from fwk.process.oom import prefer_as_victim
-from fwk.process.parent import ignore_terminal_signals
 from fwk.server.helper import GrammarJob, HelperSetup
 from fwk.setup.checkpoint import open_model
 from fwk.text import model_text
 from fwk.text.grammars import Grammars
 from fwk_jobs.fork_server import ForkServer
 from fwk_jobs.frames import Job
+from fwk_process.oom import prefer_as_victim
+from fwk_process.parent import ignore_terminal_signals
 
 WARM_UP_NICENESS = 5
 """A quarter of a core that a step wants too: little, and a grammar that comes meanwhile is still not kept waiting."""

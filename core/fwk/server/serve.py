@@ -20,10 +20,6 @@ from fwk.native.ahead import build_ahead
 from fwk.plugins import PluginSet
 from fwk.plugins.pools import model_router
 from fwk.plugins.selection import probable_kernels
-from fwk.process.file_limits import allow_more_descriptors
-from fwk.process.gc import gc_paused
-from fwk.process.malloc import Heap, return_large_blocks
-from fwk.process.memory_limits import memory_in_words
 from fwk.server.admission import AdmissionController
 from fwk.server.app import Reports, guarded
 from fwk.server.engine_process import EngineProcess
@@ -34,6 +30,10 @@ from fwk.types import EngineReady
 from fwk_http.addresses import address
 from fwk_http.handover import Offer
 from fwk_http.server import HttpServer
+from fwk_process.file_limits import allow_more_descriptors
+from fwk_process.gc import gc_paused
+from fwk_process.malloc import Heap, return_large_blocks
+from fwk_process.memory_limits import memory_in_words
 
 log = logging.getLogger(__name__)
 

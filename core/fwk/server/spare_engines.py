@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable
 
 from fwk.config import Config
-from fwk.process.memory_limits import available_memory
 from fwk.server.engine_process import EngineProcess
+from fwk_process.memory_limits import available_memory
 
 NEEDED_BYTES = 4 * 2**30
 """Left by all else, where ``--spare-engines`` does not say how many there are; one takes a sixteenth of that."""

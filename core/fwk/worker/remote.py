@@ -12,8 +12,8 @@ from fwk.interfaces.executor import Worker, WorkerRecipe
 from fwk.interfaces.parallel import ParallelGroup
 from fwk.plugins import PluginSet, discover
 from fwk.plugins.audit import Audit
-from fwk.process.log import set_up_log
-from fwk.process.progress import set_up_progress
+from fwk_process.log import set_up_log
+from fwk_process.progress import set_up_progress
 
 log = logging.getLogger(__name__)
 

@@ -13,13 +13,13 @@ from fwk.config import Config
 from fwk.errors import FwkError, PluginFault, one_line_traceback
 from fwk.interfaces.executor import Worker, WorkerInfo
 from fwk.interfaces.parallel import ParallelGroup
-from fwk.process.malloc import large_blocks_returned
-from fwk.process.threads import half_of_torchs_threads
 from fwk.setup.resolve import ModelSetup
 from fwk.types import Batch, StepResult
 from fwk.worker.builder import WorkerBuilder
 from fwk.worker.kv.transfer import BlockStore
 from fwk.worker.runner.observing import Runner
+from fwk_process.malloc import large_blocks_returned
+from fwk_process.threads import half_of_torchs_threads
 
 log = logging.getLogger(__name__)
 

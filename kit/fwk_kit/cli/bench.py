@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from fwk.cli.common import note, read_options
 from fwk.cli.option_parsing import Parser
 from fwk.errors import ConfigError
-from fwk.process.log import set_up_log
+from fwk_process.log import set_up_log
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

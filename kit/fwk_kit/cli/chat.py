@@ -14,9 +14,9 @@ from typing import Any
 from fwk.cli.common import note, read_options
 from fwk.cli.option_parsing import Parser
 from fwk.errors import FwkError
-from fwk.process.log import set_up_log
 from fwk.types import SamplingParams
 from fwk_kit.cli.remote_chat import reach, remote
+from fwk_process.log import set_up_log
 
 Messages = list[dict[str, str]]
 Sampling = dict[str, Any]

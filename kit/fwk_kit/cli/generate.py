@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from fwk.cli.common import note, read_options
 from fwk.cli.option_parsing import Parser
-from fwk.process.log import set_up_log
 from fwk.types import SamplingParams
+from fwk_process.log import set_up_log
 
 
 def add_sampling_flags(parser: Parser, max_tokens: int | None) -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 from fwk.cli.common import note, read_options
 from fwk.cli.option_parsing import Parser
 from fwk.errors import ConfigError
-from fwk.process.log import set_up_log
 from fwk.types import SamplingParams
 from fwk_kit.training.prompts import add_data_argument, prompts_of
+from fwk_process.log import set_up_log
 
 AT_ONCE = 16
 

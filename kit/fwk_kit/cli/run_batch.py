@@ -25,7 +25,7 @@ from typing import IO, Any, cast
 from fwk.cli.common import note
 from fwk.engine.progress import offline_bar
 from fwk.errors import ConfigError, EngineDead
-from fwk.process.progress import set_up_progress
+from fwk_process.progress import set_up_progress
 
 TRIES = 8
 """Of a request that the server cannot take now."""

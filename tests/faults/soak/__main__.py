@@ -16,8 +16,8 @@ import aiohttp
 import httpx
 import psutil
 
-from fwk.process.malloc import REST_SECONDS
 from fwk_loaders.dummy.tokenizer import CHAT_TEMPLATE
+from fwk_process.malloc import REST_SECONDS
 from tests.faults.soak.faults import ADMIN_KEY, WARM, Scene, fault_of
 from tests.faults.soak.load import Load
 from tests.faults.soak.memory import Memory

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 from fwk.errors import ConfigError
 from fwk.interfaces.quant import PACKED, PLAIN, QuantizerSpec
-from fwk.process.memory_limits import available_memory
 from fwk.setup.resolve import ModelSetup
+from fwk_process.memory_limits import available_memory
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 
-from fwk.process.progress import ProgressBar, is_watched
+from fwk_process.progress import ProgressBar, is_watched
 
 log = logging.getLogger(__name__)
 

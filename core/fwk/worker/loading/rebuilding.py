@@ -15,12 +15,12 @@ from fwk.config import Config
 from fwk.errors import ModelLoadError
 from fwk.interfaces.feature import ModelRebuild
 from fwk.interfaces.model import Encoder, Model, ModelContext
-from fwk.process.malloc import large_blocks_returned
-from fwk.process.threads import half_of_torchs_threads
 from fwk.setup.checkpoint import OpenedModel, open_model
 from fwk.setup.resolve import ModelSetup
 from fwk.worker.kv.identity import fingerprint
 from fwk.worker.loading.model_builder import ModelBuilder
+from fwk_process.malloc import large_blocks_returned
+from fwk_process.threads import half_of_torchs_threads
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,6 @@ import msgspec
 
 from fwk.errors import FwkError, one_line_traceback
 from fwk.interfaces.executor import Worker
-from fwk.process.parent import continue_with_parent_gone, ignore_terminal_signals
 from fwk.types import StepResult
 from fwk_executors._common.torch_group import Position, TorchGroup
 from fwk_executors.processes.messages import (
@@ -39,6 +38,7 @@ from fwk_executors.processes.messages import (
     encode,
     frame,
 )
+from fwk_process.parent import continue_with_parent_gone, ignore_terminal_signals
 
 END_SECONDS = 1.5
 """What the worker may still finish once the engine is gone."""

@@ -17,7 +17,6 @@ import msgspec
 
 from fwk.errors import EngineDead, FwkError
 from fwk.interfaces.executor import NodeContext, WorkerNode
-from fwk.process.parent import terminal_signals_blocked
 from fwk_executors.processes import ProcessesOptions
 from fwk_executors.processes.messages import (
     Attach,
@@ -35,6 +34,7 @@ from fwk_executors.processes.messages import (
 from fwk_executors.processes.rank import ended, environment_of_ranks
 from fwk_executors.processes.secret import interface_of, read_secret
 from fwk_executors.processes.wire import HELLO_SECONDS, Keys, NoAnswer, NoPeer, shake_hands, tune
+from fwk_process.parent import terminal_signals_blocked
 
 AGAIN_SECONDS = 60.0
 """What a node waits, at most, for the engine that node 0 starts in place of one that has died."""

@@ -8,8 +8,8 @@ from typing import Any
 
 from fwk.errors import ModelLoadError
 from fwk.interfaces.loader import ModelSource, Progress
-from fwk.process.progress import is_watched
 from fwk_http.clients import Allowance, bound_httpx
+from fwk_process.progress import is_watched
 
 PATTERNS = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model", "tiktoken.model")
 IGNORED = ("original/*", "consolidated*", "onnx/*", "*/*.safetensors")

@@ -21,8 +21,8 @@ from packaging.version import Version
 
 from fwk.errors import ModelLoadError
 from fwk.interfaces.loader import ModelSource, Progress
-from fwk.process.progress import ProgressBar
 from fwk_loaders.wheel.known import WheelModel, WheelPart, find
+from fwk_process.progress import ProgressBar
 
 SAMPLING = "generation_config.json"
 _STEP_BYTES = 2**20

@@ -28,9 +28,9 @@ from fwk.interfaces.multimodal import (
     MultimodalProcessorSpec,
     Placed,
 )
-from fwk.process.folders import TemporaryFolder
 from fwk.types import ModelConfig
 from fwk_multimodal.media import MediaOptions
+from fwk_process.folders import TemporaryFolder
 
 DEFAULT_LIMIT = 16
 """Media of a kind in a prompt."""

@@ -15,7 +15,7 @@ from urllib.parse import quote
 from fwk.errors import ConfigError, NotServed
 from fwk.interfaces.dialect import Frontend
 from fwk.interfaces.lifecycle import PluginLifecycle, Stage
-from fwk.process.folders import TemporaryFolder, lock_folder
+from fwk_process.folders import TemporaryFolder, lock_folder
 
 SECONDS = 0.5
 """Between two looks whether another server still has the folder."""

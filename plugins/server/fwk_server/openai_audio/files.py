@@ -11,7 +11,7 @@ import numpy as np
 
 from fwk.errors import InvalidRequest, NotServed
 from fwk.interfaces.dialect import SoundReading
-from fwk.process.folders import TemporaryFolder
+from fwk_process.folders import TemporaryFolder
 
 RATE = 16_000
 NUM_BYTES = 2

@@ -2,7 +2,7 @@
 
 Each process draws its own, as engines and workers share their parent's terminal; ``set_up_progress`` leaves those of
 all but one of several engines or workers out, which would overwrite one another. A line of any process's log clears
-the bar, which comes again below it (``fwk.process.log``).
+the bar, which comes again below it (``fwk_process.log``).
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ import time
 from collections.abc import Iterable
 from typing import Any, Literal, TextIO
 
-from fwk.config.secrets import HidingFormatter, hide
-from fwk.process.progress import is_watched
+from fwk_process.hiding import HidingFormatter, hide
+from fwk_process.progress import is_watched
 
 Format = Literal["text", "json"]
 
