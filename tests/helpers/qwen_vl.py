@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,8 +14,10 @@ from tokenizers import AddedToken
 
 from fwk_loaders.dummy.tokenizer import build_tokenizer
 from tests.helpers.checkpoints import EXPERTS, SMALL, VOCAB, randomise
+from tests.helpers.images import noise
 from tests.helpers.lazy import lazy
 
+av = lazy("av")
 transformers = lazy("transformers")
 image_processing_pil_qwen2_vl = lazy("transformers.models.qwen2_vl.image_processing_pil_qwen2_vl")
 
@@ -36,6 +39,7 @@ PREPROCESSOR: dict[str, Any] = {
     "image_mean": [0.5, 0.4, 0.6],
     "image_std": [0.5, 0.25, 0.3],
 }
+FILMS: dict[str, Any] = {"size": {"shortest_edge": 400, "longest_edge": 4000}, "image_mean": [0.4, 0.5, 0.6]}
 PLANES = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [4, 6, 6]}
 EYES: dict[str, Any] = {"depth": 3, "num_heads": 2, "patch_size": 4, "in_channels": 3}
 DELTA: dict[str, Any] = {
@@ -95,7 +99,21 @@ def write_qwen_vl(folder: Path, kind: str, **changes: Any) -> Any:
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     (folder / "preprocessor_config.json").write_text(json.dumps(PREPROCESSOR))
+    (folder / "video_preprocessor_config.json").write_text(json.dumps(FILMS))
     return model
+
+
+def film(seed: int, count: int, rate: int, width: int = 40, height: int = 24) -> bytes:
+    """An MP4 file of so many frames, which no other seed makes."""
+    file = io.BytesIO()
+    with av.open(file, "w", format="mp4") as container:
+        stream = container.add_stream("mpeg4", rate=rate)
+        stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+        for number in range(count):
+            frame = av.VideoFrame.from_image(noise(seed + number, width, height))
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+    return file.getvalue()
 
 
 def reference_images(images: Sequence[Image.Image], **changes: Any) -> Any:
@@ -116,7 +134,11 @@ def reference_inputs(prompt: Sequence[int], images: Sequence[Image.Image]) -> di
 
 def greedy(model: Any, prompt: Sequence[int], images: Sequence[Image.Image], count: int) -> tuple[list[int], Any]:
     """The tokens that transformers chooses, and their log-probabilities: for each, everything is computed anew."""
-    given = reference_inputs(prompt, images)
+    return greedy_of(model, reference_inputs(prompt, images), count)
+
+
+def greedy_of(model: Any, given: dict[str, torch.Tensor], count: int) -> tuple[list[int], Any]:
+    """The same of the model's inputs."""
     tokens, scores = list[int](), list[float]()
     for _ in range(count):
         with torch.no_grad():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,14 @@ from PIL import Image
 from tests.helpers.architectures import close
 from tests.helpers.images import encoded, noise
 from tests.helpers.qwen_vl import (
+    FILMS,
     FIRST,
+    IMAGE_ID,
     KINDS,
     PREPROCESSOR,
+    film,
     greedy,
+    greedy_of,
     reference_images,
     reference_inputs,
     write_qwen_vl,
@@ -28,6 +33,9 @@ from fwk import SamplingParams
 from fwk.errors import InvalidRequest, ModelLoadError
 from fwk.interfaces.multimodal import POSITION_PLANES, Media, MediaItem, MultimodalContext
 from fwk.types import ModelConfig
+from fwk_kit.testing.fake_frontend import ByteText
+from fwk_multimodal._common import films
+from fwk_multimodal._common.films import Film
 from fwk_multimodal.media.worker import PromptPlanes
 from fwk_multimodal.qwen_vl.processor import QwenProcessor
 
@@ -169,9 +177,100 @@ def test_a_config_as_it_was_published(kind: str, tmp_path: Path) -> None:
     assert done.token_ids == greedy(reference, prompt, CHATS["image first"][1], COUNT)[0]
 
 
-def context(kind: str = "Qwen2_5_VL", limit: int = 2**20, **changes: Any) -> MultimodalContext:
+FRAMED = "<|vision_start|><|video_pad|><|vision_end|>"
+WITH_FILMS = ["Qwen3VLMoe", "Qwen3VL", "Qwen3_5"]
+
+
+@pytest.mark.gate(1)
+@pytest.mark.parametrize("kind", WITH_FILMS)
+def test_films_alongside_images(kind: str, tmp_path: Path) -> None:
+    """Nine frames of four a second are seen as four, two at a time, behind the time of their middle."""
+    reference = write_qwen_vl(tmp_path, kind)
+    items = [MediaItem("video", film(1, 9, 4)), MediaItem("image", encoded(noise(2)))]
+    with fwk.LLM(str(tmp_path), chunked_prefill_size=16, **SMALL) as llm:
+        prompt = llm.text.encode(f"Look: {FRAMED} and {SEEN}", add_special_tokens=False)
+        placer = QwenProcessor(replace(context(kind, image=IMAGE_ID, video_processor=FILMS), text=llm.text))
+        placed = placer.process(prompt, items)
+        no_marks = dict.fromkeys(range(FIRST, FIRST + 6), -100.0)
+        sampling = SamplingParams(max_tokens=COUNT, temperature=0, ignore_eos=True, logprobs=0, logit_bias=no_marks)
+        found = [done for _ in range(2) for done in llm.generate([prompt], sampling, media=[items])]
+        text = llm.text.decode(placed.token_ids, skip_special_tokens=False)
+    *frames, image = (piece.arrays for piece in placed.media)
+    assert [piece.item for piece in placed.media] == [0, 0, 1]
+    shown = ["<|video_pad|>" * (len(one["pixel_values"]) // 4) for one in frames]
+    shown = [
+        f"<{at} seconds><|vision_start|>{pads}<|vision_end|>" for at, pads in zip(("0.4", "1.6"), shown, strict=True)
+    ]
+    assert text.startswith("Look: " + "".join(shown) + " and <|vision_start|><|image_pad|>")
+    ids = placed.token_ids
+    kinds = [{IMAGE_ID: 1, IMAGE_ID + 1: 2}.get(token, 0) for token in ids]
+    given = {
+        "input_ids": torch.tensor([ids]),
+        "attention_mask": torch.ones(1, len(ids), dtype=torch.int64),
+        "mm_token_type_ids": torch.tensor([kinds], dtype=torch.int32),
+        "pixel_values": torch.tensor(image["pixel_values"]),
+        "image_grid_thw": torch.tensor([[1, *image["grid"]]]),
+        "pixel_values_videos": torch.cat([torch.tensor(one["pixel_values"]) for one in frames]),
+        "video_grid_thw": torch.tensor([[len(frames), *frames[0]["grid"]]]),
+    }
+    tokens, scores = greedy_of(reference, given, COUNT)
+    for done in found:
+        assert done.prompt_token_ids == ids
+        assert done.token_ids == tokens
+        close(torch.tensor([entry.logprob for entry in done.logprobs or ()]), scores)
+    assert found[1].cached_tokens > 0
+
+
+@pytest.mark.parametrize(
+    ("film", "indices", "size"),
+    [
+        (Film(9, 4.0, 40, 24), [0, 3, 5, 8], (40, 24)),
+        (Film(1, 30.0, 9, 9), [0], (24, 24)),
+        (Film(300, 30.0, 64, 64), [round(i * 299 / 19) for i in range(20)], (8, 8)),
+        (Film(8, 1.0, 7, 300), [0, 1, 2, 3, 4, 5, 6, 7], (8, 144)),
+        (Film(5, 29.97, 500, 333), [0, 1, 3, 4], (32, 24)),
+    ],
+)
+def test_frames_and_sizes(film: Film, indices: list[int], size: tuple[int, int]) -> None:
+    """As transformers' ``sample_frames`` and ``smart_resize`` have them, which cannot be imported without torchvision.
+
+    Two frames a second, four at least and no more than there are; 400 to 4000 pixels in all, in squares of 8.
+    """
+    sample = QwenProcessor(context("Qwen3VL", video_processor=FILMS))._sampled(film)
+    assert (list(sample.indices), (sample.width, sample.height)) == (indices, size)
+
+
+def test_what_is_no_film_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(data: bytes, kind: str = "video", **changes: Any) -> None:
+        given = replace(context("Qwen3VL", video_processor=FILMS, **changes), text=ByteText())
+        QwenProcessor(given).process([FIRST + 3], [MediaItem(kind, data, "it")])
+
+    whole = film(1, 4, 4)
+    read(whole)
+    for data, message in (
+        (b"GIF89a" + bytes(99), "it is no MP4, MOV, WebM, Matroska or AVI file"),
+        (whole[:200], "it: the film is damaged or cut short"),
+        (film(1, 2, 4, 2000, 2), "more than 200 times as long as wide"),
+    ):
+        with pytest.raises(InvalidRequest, match=message):
+            read(data)
+    with pytest.raises(InvalidRequest, match="it: the film of 40 x 24 pixels has more than the 959"):
+        read(whole, limit=959)
+    with pytest.raises(InvalidRequest, match="it: the chat template has a place for another kind of media"):
+        read(whole, "image")
+    with pytest.raises(ModelLoadError, match="fps must be up to 1000, and min_frames and max_frames 1 to 768"):
+        read(whole, max_frames=1000)
+    monkeypatch.setattr(films, "av", None)
+    with pytest.raises(
+        InvalidRequest, match=r"it: this server decodes no films \(pip install 'fwk\[audio\]'\): send fra"
+    ):
+        read(whole)
+
+
+def context(kind: str = "Qwen2_5_VL", limit: int = 2**20, image: int = 300, **changes: Any) -> MultimodalContext:
     raw = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 320}
-    raw |= {"image_token_id": 300, "vision_config": KINDS[kind][1], "architectures": ["x"]}
+    raw |= {"image_token_id": image, "vision_config": KINDS[kind][1], "architectures": ["x"]}
+    raw |= {"vision_start_token_id": FIRST, "vision_end_token_id": FIRST + 1, "video_token_id": FIRST + 3}
     return MultimodalContext(ModelConfig.from_dict(raw, ""), {**PREPROCESSOR, **changes}, None, limit)  # type: ignore[arg-type]
 
 

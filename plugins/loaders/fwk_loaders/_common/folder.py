@@ -80,11 +80,15 @@ class ModelFolder:
         return ids[0] if ids and isinstance(ids[0], int) else self.tokenizer().token_to_id(token)
 
     def processor_config(self) -> dict[str, Any]:
-        """preprocessor_config.json, and processor_config.json with the fields of its parts; empty without either."""
+        """preprocessor_config.json, and processor_config.json with the fields of its parts; empty without either.
+
+        What is said of films is ``video_processor``, from there or video_preprocessor_config.json.
+        """
         found = self._optional("processor_config.json")
+        films = found.pop("video_processor", None) or self._optional("video_preprocessor_config.json")
         for name in [name for name, value in found.items() if name.endswith("_processor") and isinstance(value, dict)]:
             found |= found.pop(name)
-        return found | self._optional("preprocessor_config.json")
+        return found | self._optional("preprocessor_config.json") | ({"video_processor": films} if films else {})
 
     def has_tokenizer(self) -> bool:
         """Whether there is a tokenizer.json."""

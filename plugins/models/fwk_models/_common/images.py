@@ -57,9 +57,11 @@ class SeesPatches:
     def encode(self, kind: str, items: Sequence[Mapping[str, Tensor]]) -> Sequence[Tensor]:
         """Of images, ``pixel_values`` [num_patches, numbers of a patch] and ``grid``, its rows and columns of patches.
 
+        Of a film, as many frames as a patch has are one: planes of an encoder see none of the others.
+
         One after another: they are of different sizes, and the numbers of one depend on no other.
         """
-        assert kind == "image"
+        assert kind in ("image", "video")
         assert self.images is not None, "the run takes no images"
         return [self.images(item["pixel_values"], *item["grid"].tolist()) for item in items]
 

@@ -9,6 +9,9 @@ from typing import Any, ClassVar, cast
 from fwk.errors import ModelLoadError
 from fwk_models._common.config import Config, ConfiguredSpec, completed, with_rope
 
+PLACES = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
+"""Ids of the tokens around images and films, and in their places, of the Qwen-VL family."""
+
 LLAMA: dict[str, Any] = {
     "vocab_size": 32_000, "hidden_size": 4096, "intermediate_size": 11_008, "num_hidden_layers": 32,
     "num_attention_heads": 32, "hidden_act": "silu", "max_position_embeddings": 2048, "rms_norm_eps": 1e-6,
@@ -81,7 +84,7 @@ class PlanesSpec(ConfiguredSpec):
             raise ModelLoadError("config.json: 'vision_config' must be an object")
         flat = language_model(raw, ties_outside=True) if "text_config" in raw else raw
         text = cast("Mapping[str, Any]", raw.get("text_config") or {})
-        kept = {key: raw[key] for key in ("image_token_id", "architectures") if key in raw}
+        kept = {key: raw[key] for key in (*PLACES, "architectures") if key in raw}
         ties = bool(raw.get("tie_word_embeddings") or (self.asks_text and text.get("tie_word_embeddings")))
         vision = self.vision(cast("Mapping[str, Any]", vision), str(cast("list[Any]", raw["architectures"])[0]))
         config = {**flat, **kept, "tie_word_embeddings": ties, "vision_config": vision}

@@ -6,7 +6,7 @@ from typing import Any, cast
 from fwk import ModelSpec, hookimpl
 from fwk.errors import ModelLoadError
 from fwk_models._common.config import Config, ConfiguredSpec, with_attention_interval, with_rope
-from fwk_models._common.nested import language_model
+from fwk_models._common.nested import PLACES, language_model
 
 DEFAULTS: dict[str, dict[str, Any]] = {
     "Qwen3_5ForCausalLM": {
@@ -49,7 +49,7 @@ class Qwen35Spec(ConfiguredSpec):
         vision = raw.get("vision_config") or {}
         if not isinstance(vision, Mapping):
             raise ModelLoadError("config.json: 'vision_config' must be an object")
-        kept = {key: raw[key] for key in ("image_token_id",) if key in raw}
+        kept = {key: raw[key] for key in PLACES if key in raw}
         return {**found, **kept, "vision_config": {**EYES, **cast("Mapping[str, Any]", vision)}}
 
     def derived(self, config: Config, architecture: str) -> Config:
@@ -76,7 +76,7 @@ def models() -> list[ModelSpec]:
             name="qwen3_5_vl",
             load="fwk_models.qwen3_5.model:SeeingQwen35",
             architectures=("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"),
-            media=frozenset({"image"}),
+            media=frozenset({"image", "video"}),
             summary="The same with an encoder of images in their own size, and positions of three planes.",
             **common,
         ),

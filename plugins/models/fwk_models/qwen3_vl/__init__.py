@@ -44,7 +44,7 @@ def models() -> list[ModelSpec]:
             architectures=("Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration"),
             defaults={"Qwen3VLForConditionalGeneration": TEXT, "Qwen3VLMoeForConditionalGeneration": EXPERTS},
             names={"num_experts": ("num_local_experts", "num_experts")},
-            media=frozenset({"image"}),
+            media=frozenset({"image", "video"}),
             summary="Qwen3's decoder with positions of three planes; images are read at several depths of an encoder.",
         )
     ]

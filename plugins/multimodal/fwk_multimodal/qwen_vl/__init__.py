@@ -1,4 +1,4 @@
-"""Images for the Qwen-VL family: whole, in a size near their own."""
+"""Images and films for the Qwen-VL family: whole, in a size near their own."""
 
 from fwk import MultimodalProcessorSpec, hookimpl
 from fwk.interfaces.declaration import Needs
@@ -19,7 +19,7 @@ def multimodal_processors() -> list[MultimodalProcessorSpec]:
                 "Qwen3_5ForConditionalGeneration",
                 "Qwen3_5MoeForConditionalGeneration",
             ),
-            kinds=frozenset({"image"}),
+            kinds=frozenset({"image", "video"}),
             needs=Needs(packages=("pillow>=11",)),
             summary="Patches of an image scaled to a multiple of theirs, with the rows and columns of its tokens.",
         )

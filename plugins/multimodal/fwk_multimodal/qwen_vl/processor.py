@@ -1,9 +1,14 @@
-"""Images of a prompt for the Qwen-VL family, as transformers' ``Qwen2VLImageProcessorPil`` makes them."""
+"""Images and films of a prompt for the Qwen-VL family.
+
+Images are as transformers' ``Qwen2VLImageProcessorPil`` makes them; films as ``Qwen3VLVideoProcessor`` does, scaled by
+Pillow. The models before Qwen3-VL read films otherwise, and are given none.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -18,9 +23,12 @@ from fwk.interfaces.multimodal import (
     Placed,
     PlacedMedia,
 )
+from fwk_multimodal._common import films
 from fwk_multimodal._common.images import check_places, decode
 from fwk_multimodal._common.scaling import CLIP_MEAN, CLIP_STD, Scaling, check_steps, naming_fields
 
+MAX_FRAMES = 768
+"""Of a film, where no file says fewer; no file may say more."""
 LONGEST = 200
 """How many times as long as wide an image may be."""
 
@@ -53,29 +61,96 @@ class QwenProcessor(MultimodalProcessor):
                     f"preprocessor_config.json cuts images by {own}, and config.json's {name!r} is {vision[name]!r}"
                 )
         self._image = context.config.integer("image_token_id", 151_655, 0)
+        self._video, self._start, self._end = (
+            context.config.integer(name, default, 0)
+            for name, default in (
+                ("video_token_id", 151_656),
+                ("vision_start_token_id", 151_652),
+                ("vision_end_token_id", 151_653),
+            )
+        )
+        with naming_fields():
+            self._films = _Films.of(config)
 
     def process(self, token_ids: list[int], items: Sequence[MediaItem]) -> Placed:
-        check_places(token_ids.count(self._image), items)
+        kinds = {self._image: "image", self._video: "video"}
+        check_places(sum(token in kinds for token in token_ids), items)
         out: list[int] = []
         media: list[PlacedMedia] = []
-        for token in token_ids:
-            if token != self._image:
+        number = 0
+        tokens = iter(token_ids)
+        for token in tokens:
+            if token not in kinds:
                 out.append(token)
                 continue
-            arrays = self._patches(items[len(media)])
-            length = arrays[POSITION_PLANES].shape[1]
-            media.append(PlacedMedia(len(media), len(out), length, arrays))
-            out += [token] * length
+            item = items[number]
+            if item.kind != kinds[token]:
+                raise InvalidRequest(f"{item.name}: the chat template has a place for another kind of media", item.name)
+            if item.kind == "image":
+                self._put(out, media, number, token, self._patches([self._scaled_image(item)]))
+            else:
+                is_framed = bool(out) and out[-1] == self._start
+                if is_framed:  # each frame has its own marks, in place of those around all of it
+                    out.pop()
+                self._put_film(out, media, number, item)
+                if is_framed and (after := next(tokens, None)) not in (None, self._end):
+                    out.append(after)
+            number += 1
         return Placed(out, media)
 
-    def _patches(self, item: MediaItem) -> dict[str, np.ndarray]:
+    def _put(
+        self, out: list[int], media: list[PlacedMedia], number: int, token: int, arrays: dict[str, np.ndarray]
+    ) -> None:
+        length = arrays[POSITION_PLANES].shape[1]
+        media.append(PlacedMedia(number, len(out), length, arrays))
+        out += [token] * length
+
+    def _put_film(self, out: list[int], media: list[PlacedMedia], number: int, item: MediaItem) -> None:
+        """As many frames at once as a patch has, behind the time of their middle."""
+        frames, film, sample = films.decode(item, self._sampled, self._films.resample, self.context.max_pixels)
+        times = [index / film.rate for index in sample.indices]
+        for start in range(0, len(frames), self._times):
+            last = min(start + self._times, len(frames)) - 1
+            mark = f"<{(times[start] + times[last]) / 2:.1f} seconds>"
+            out += [*self.context.text.encode(mark, add_special_tokens=False), self._start]
+            pixels = [self._films.scaling.numbers(frame) for frame in frames[start : last + 1]]
+            pixels += [pixels[-1]] * (self._times - len(pixels))
+            self._put(out, media, number, self._video, self._patches(pixels))
+            out.append(self._end)
+
+    def _sampled(self, film: films.Film) -> films.Sample:
+        """So many frames a second, within bounds; in a size in which all of them have no more pixels than may be."""
+        given, side = self._films, self._patch * self._merge
+        count = min(max(int(film.num_frames / film.rate * given.rate), given.least), given.most, film.num_frames)
+        indices = np.linspace(0, film.num_frames - 1, count).round().astype(int).tolist()
+        height, width = film.height, film.width
+        if min(height, width) < side:
+            scale = max(side / height, side / width)
+            height, width = int(height * scale), int(width * scale)
+        if max(height, width) > LONGEST * min(height, width):
+            raise InvalidRequest(
+                f"the film of {film.width} x {film.height} is more than {LONGEST} times as long as wide"
+            )
+        edges = [round(edge / side) * side for edge in (height, width)]
+        planes = max(round(count / self._times) * self._times, self._times)
+        if planes * edges[0] * edges[1] > given.most_pixels:
+            factor = math.sqrt(count * height * width / given.most_pixels)
+            edges = [max(side, math.floor(edge / factor / side) * side) for edge in (height, width)]
+        elif planes * edges[0] * edges[1] < given.least_pixels:
+            factor = math.sqrt(given.least_pixels / (count * height * width))
+            edges = [math.ceil(edge * factor / side) * side for edge in (height, width)]
+        return films.Sample(indices, width=edges[1], height=edges[0])
+
+    def _scaled_image(self, item: MediaItem) -> np.ndarray:
         image = decode(item, self.context.max_pixels)
-        width, height = self._scaled(image, item.name)
-        pixels = self._scaling.numbers(image.resize((width, height), self._resample))
+        return self._scaling.numbers(image.resize(self._scaled(image, item.name), self._resample))
+
+    def _patches(self, frames: list[np.ndarray]) -> dict[str, np.ndarray]:
+        """frames: [3, height, width] each, as many as a patch has, or one that stands for all."""
         side, merge = self._patch, self._merge
-        rows, columns = height // side, width // side
-        squares = pixels.reshape(3, rows // merge, merge, side, columns // merge, merge, side)
-        squares = squares.transpose(1, 4, 2, 5, 0, 3, 6)[:, :, :, :, :, None]  # an image is a film of equal frames
+        rows, columns = (edge // side for edge in frames[0].shape[1:])
+        squares = np.stack(frames).reshape(-1, 3, rows // merge, merge, side, columns // merge, merge, side)
+        squares = squares.transpose(2, 5, 3, 6, 1, 0, 4, 7)
         shape = (*squares.shape[:5], self._times, side, side)
         patches = np.broadcast_to(squares, shape).reshape(rows * columns, -1)
         places = np.indices((1, rows // merge, columns // merge)).reshape(3, -1)
@@ -96,6 +171,39 @@ class QwenProcessor(MultimodalProcessor):
             factor = math.sqrt(self._least / (height * width))
             rows, columns = (math.ceil(edge * factor / side) * side for edge in (height, width))
         return columns, rows
+
+
+@dataclass(frozen=True, slots=True)
+class _Films:
+    """How films are sampled and scaled: video_preprocessor_config.json, and what ``--mm-processor-kwargs`` says."""
+
+    rate: float  # frames a second
+    least: int  # frames
+    most: int
+    least_pixels: int  # of all frames together
+    most_pixels: int
+    resample: Image.Resampling
+    scaling: Scaling
+
+    @staticmethod
+    def of(config: Mapping[str, Any]) -> _Films:
+        """Raises ``ValueError`` and its like."""
+        given = cast("Mapping[str, Any]", config.get("video_processor") or {})
+        given = {**given, **{name: config[name] for name in ("fps", "min_frames", "max_frames") if config.get(name)}}
+        sizes = cast("Mapping[str, Any]", given.get("size") or {})
+        rate, least, most = float(given.get("fps") or 2), int(given.get("min_frames") or 4), given.get("max_frames")
+        most = int(most or MAX_FRAMES)
+        if not 0 < rate <= 1000 or not 1 <= least <= most <= MAX_FRAMES:
+            raise ValueError(f"fps must be up to 1000, and min_frames and max_frames 1 to {MAX_FRAMES}")
+        return _Films(
+            rate,
+            least,
+            most,
+            _pixels(sizes.get("shortest_edge") or 128 * 32 * 32),
+            _pixels(sizes.get("longest_edge") or 32 * 32 * 768),
+            Image.Resampling(given.get("resample") or Image.Resampling.BICUBIC),
+            Scaling.of(given, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
+        )
 
 
 def _pixels(value: Any) -> int:
