@@ -137,7 +137,7 @@ def options(tmp_path: Path, mode: str, url: str, **given: Any) -> RemotePrefillO
         disaggregation_mode=mode,  # type: ignore[arg-type]
         disaggregation_token_file=str(tmp_path / "secret"),
         disaggregation_registry=url,
-        disaggregation_registry_lease=1.0,
+        disaggregation_registry_lease=2.0,
         **given,
     )
 
@@ -188,7 +188,7 @@ async def test_servers_join_and_leave_and_stay_while_the_registry_is_gone(
         assert await both(), "servers that are known stay"
         (tmp_path / "away").rename(folder)
         await until(lambda: asyncio.sleep(0, (part.trouble(), prefill.trouble()) == (None, None)))
-        await asyncio.sleep(1.2)
+        await asyncio.sleep(2.2)
         assert await both(), "it is renewed"
         await prefill.end()
         await until(one)
