@@ -316,9 +316,13 @@ async def test_each_server_may_have_several_engines(site: Site, one: Server) -> 
 
 
 @pytest.mark.parametrize("kind", ["file", pytest.param("etcd", marks=pytest.mark.skipif(is_missing(), reason=MISSING))])
-def test_servers_join_and_leave_by_a_registry(site: Site, one: Server, tmp_path: Path, kind: str) -> None:
+def test_servers_join_and_leave_by_a_registry(
+    site: Site, one: Server, tmp_path: Path, request: pytest.FixtureRequest, kind: str
+) -> None:
     """A decode server that knows none has one that joins compute; killed ones are gone, and so may the registry be."""
     etcd = EtcdServer() if kind == "etcd" else None
+    if etcd is not None:
+        request.addfinalizer(etcd.stop)
     registry = etcd.url if etcd else f"file://{tmp_path}"
     flags = ("--disaggregation-registry-lease", "2", "--disaggregation-registry", registry)
 
@@ -355,8 +359,6 @@ def test_servers_join_and_leave_by_a_registry(site: Site, one: Server, tmp_path:
     assert decode._golden() == one.golden
     is_whole(decode)
     assert "Traceback" not in decode.log
-    if etcd is not None:
-        etcd.stop()
 
 
 def test_prompts_of_adapters_are_computed_where_they_are(site: Site, tmp_path: Path) -> None:
