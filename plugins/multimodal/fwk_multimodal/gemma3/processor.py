@@ -107,15 +107,16 @@ class _Prompt:
         self._text = text
         self.ids: list[int] = []
         self._is_open = False  # text was written last, or white space behind it
+        self._num_fixed = 0  # that stay as they are
 
     def put(self, *ids: int) -> None:
-        """Tokens that stay as they are."""
+        """Tokens that stay as they are, as all before them."""
         self.ids += ids
-        self._is_open = False
+        self._is_open, self._num_fixed = False, len(self.ids)
 
     def write(self, text: str) -> None:
         """Text, behind white space that is there."""
-        while self.ids and (space := self._space(self.ids[-1])):
+        while len(self.ids) > self._num_fixed and (space := self._space(self.ids[-1])):
             text = space + text
             self.ids.pop()
         self.ids += self._text.encode(text, add_special_tokens=False)
@@ -127,7 +128,8 @@ class _Prompt:
         if space:
             self.write(space)
         else:
-            self.put(token)
+            self.ids.append(token)
+            self._is_open = False
 
     def _space(self, token: int) -> str:
         text = self._text.decode([token])
