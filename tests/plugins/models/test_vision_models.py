@@ -70,13 +70,8 @@ class Reference:
         media = [[MediaItem("image", encoded(image)) for image in CHATS[name][1]] for name in names]
         no_marks = dict.fromkeys(range(self.kind.first, self.kind.first + len(self.kind.marks)), -100.0)
         settings = {"max_tokens": COUNT, "temperature": 0, "ignore_eos": True, "logprobs": 0, "logit_bias": no_marks}
-        return llm.generate(
-            prompts,
-            SamplingParams(**{**settings, **sampling}),
-            n=n,
-            media=media,
-            **({"adapter": adapter} if adapter else {}),
-        )
+        more: dict[str, Any] = {"adapter": adapter} if adapter else {}
+        return llm.generate(prompts, SamplingParams(**{**settings, **sampling}), n=n, media=media, **more)
 
     def check(self, done: Sequence[Any], names: Sequence[str]) -> None:
         for name, found in zip(names, done, strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -68,7 +69,10 @@ def decode(
     frames: list[Image.Image] = []
     try:
         film = _film(item, kind, max_pixels)
-        sample = choose(film)
+    except (av.FFmpegError, ValueError, OSError):
+        raise _damaged(item) from None
+    sample = choose(film)
+    try:
         _read(item, kind, sample, resample, max_pixels, frames)
     except (av.FFmpegError, ValueError, OSError) as error:
         if not frames or isinstance(error, MemoryError):
@@ -109,16 +113,14 @@ def _read(
     with av.open(io.BytesIO(item.data), format=kind) as container:
         stream = container.streams.video[0]
         stream.codec_context.thread_count = 1
+        counts = Counter(sample.indices)
         for number, frame in enumerate(container.decode(stream)):
-            wanted = sample.indices[len(frames)] == number
-            if wanted:
-                _check_size(item, frame.width, frame.height, max_pixels)
-                image = frame.to_image().resize((sample.width, sample.height), resample)
-            while wanted:
-                frames.append(image)
-                if len(frames) == len(sample.indices):
-                    return
-                wanted = sample.indices[len(frames)] == number
+            if not (count := counts[number]):
+                continue
+            _check_size(item, frame.width, frame.height, max_pixels)
+            frames += [frame.to_image().resize((sample.width, sample.height), resample)] * count
+            if len(frames) == len(sample.indices):
+                return
 
 
 def _check_size(item: MediaItem, width: int, height: int, max_pixels: int) -> None:
