@@ -51,12 +51,14 @@ NESTED = {
     "Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration", "LlavaForConditionalGeneration",
     "Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration", "Qwen3VLForConditionalGeneration",
     "InternVLForConditionalGeneration", "Mistral3ForConditionalGeneration", "Qwen2AudioForConditionalGeneration",
+    "LlavaOnevisionForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration",
 }  # fmt: skip
 SAME = {
     "BertForSequenceClassification": "BertModel", "HF_ColBERT": "BertModel", "RWForCausalLM": "FalconForCausalLM",
     "RobertaForSequenceClassification": "RobertaModel", "XLMRobertaForSequenceClassification": "XLMRobertaModel",
     "Llama4ForConditionalGeneration": "Llama4ForCausalLM", "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
     "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",
+    "Gemma3ForConditionalGeneration": "Gemma3ForCausalLM",
 }  # fmt: skip
 
 SMALL = {"num_hidden_layers": 5, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 320}
@@ -274,7 +276,8 @@ def outcome(spec: ConfiguredSpec, architecture: str, raw: Mapping[str, Any]) -> 
 
 OUTSIDE = {"Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration", "Idefics3ForConditionalGeneration",
            "SmolVLMForConditionalGeneration", "Qwen3VLForConditionalGeneration", "InternVLForConditionalGeneration",
-           "Mistral3ForConditionalGeneration"}  # fmt: skip
+           "Mistral3ForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration",
+           "Gemma3ForConditionalGeneration"}  # fmt: skip
 """Of these the outer config says whether the head is the embedding; of Llama 4 the inner one, of others either."""
 
 
@@ -293,6 +296,7 @@ def test_a_nested_config_says_in_one_place_whether_the_head_is_the_embedding(spe
             if outer is None and architecture in (
                 "InternVLForConditionalGeneration",
                 "Mistral3ForConditionalGeneration",
+                "Gemma3ForConditionalGeneration",
             ):
                 wanted = True
             assert config.tie_word_embeddings == bool(wanted), (architecture, outer, inner)
