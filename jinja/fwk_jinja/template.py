@@ -12,11 +12,16 @@ from fwk_jinja.errors import TemplateRefusal
 from fwk_jinja.names import MAX_RENDERED
 from fwk_jinja.sandbox import Sandbox
 
+MAX_SOURCE = 2**20
+"""Characters of a template: compiling takes a hundred times the memory. The longest of known models has 30,000."""
+
 
 class BoundedTemplate:
     """With the functions that transformers gives chat templates. Raises ``TemplateRefusal`` if it does not compile."""
 
     def __init__(self, source: str) -> None:
+        if len(source) > MAX_SOURCE:
+            raise TemplateRefusal(f"does not compile: it has {len(source)} characters, {MAX_SOURCE} are the most")
         self._sandbox = Sandbox()
         try:
             self._template = self._sandbox.from_string(source)

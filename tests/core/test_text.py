@@ -374,6 +374,8 @@ def test_a_template_that_does_not_compile_stops_the_start() -> None:
         ChatTemplate("{% if %}", {})
     with pytest.raises(ModelLoadError, match="does not compile"):
         ChatTemplate("{% break %}", {})  # which Jinja lets through
+    with pytest.raises(ModelLoadError, match="1048577 characters"):
+        ChatTemplate("x" * (2**20 + 1), {})
 
 
 def test_templates_know_all_named_special_tokens() -> None:

@@ -18,6 +18,7 @@ MAX_NUMBER = 1e38
 _EPS = (0.0, 1.0)
 _BASE = (1.0, 1e15)
 _FACTOR = (0.0, 1e6)
+_DIVISOR = (1e-6, 1e6)
 _SHARE = (0.0, 1.0)
 _SCALE = (-1e9, 1e9)
 _CAP = (0.0, 1e9)
@@ -35,11 +36,12 @@ RANGES: Mapping[str, tuple[float, float]] = {
     **dict.fromkeys(("rope_theta", "rope_local_base_freq", "rotary_emb_base", "rope_ratio"), _BASE),
     **dict.fromkeys(
         (
-            "factor", "low_freq_factor", "high_freq_factor", "attention_factor", "short_factor", "long_factor",
-            "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "floor_scale",
+            "factor", "low_freq_factor", "high_freq_factor", "attention_factor", "beta_fast", "beta_slow", "mscale",
+            "mscale_all_dim", "floor_scale",
         ),
         _FACTOR,
     ),
+    **dict.fromkeys(("short_factor", "long_factor"), _DIVISOR),
     **dict.fromkeys(("partial_rotary_factor", "rotary_pct"), _SHARE),
     **dict.fromkeys(
         (
@@ -63,6 +65,9 @@ RANGES: Mapping[str, tuple[float, float]] = {
 }  # fmt: skip
 """By name, at any depth, the least and the most; of a list, for each of its numbers."""
 
+MAX_NAME, MAX_IDS = 256, 1024
+"""Characters of an architecture's name; tokens that end a text."""
+
 LISTS = frozenset({"short_factor", "long_factor"})
 """Of those, the ones of which there is a number for each angle."""
 
@@ -76,11 +81,13 @@ def check_config(config: Mapping[str, Any], where: str) -> None:
     Raises ``ModelLoadError`` naming the first field of another type, and the first number that cannot be meant.
     """
     names = config.get("architectures")
-    if names is not None and not all(isinstance(name, str) for name in _items(names)):
+    if names is not None and not all(isinstance(name, str) and len(name) <= MAX_NAME for name in _items(names)):
         raise ModelLoadError(f"{where}: 'architectures' must be a list of names, not {names!r:.80}")
     for name in ("dtype", "torch_dtype", "model_type"):
         if not isinstance(config.get(name), str | None):
             raise ModelLoadError(f"{where}: {name!r} must be a name, not {config[name]!r:.80}")
+    if not isinstance(config.get("quantization_config"), Mapping | None):
+        raise ModelLoadError(f"{where}: 'quantization_config' must be an object")
     check_token_ids(config, where)
     for name, value in _values(config):
         if name in INFINITE:
@@ -95,7 +102,7 @@ def check_token_ids(config: Mapping[str, Any], where: str) -> None:
     """``eos_token_id`` is a number or a list of some. Raises ``ModelLoadError``."""
     given = config.get("eos_token_id")
     ids = [given] if isinstance(given, int) else [] if given is None else _items(given)
-    if not all(isinstance(one, int) and not isinstance(one, bool) for one in ids):
+    if len(ids) > MAX_IDS or not all(isinstance(one, int) and not isinstance(one, bool) for one in ids):
         raise ModelLoadError(f"{where}: 'eos_token_id' must be the id of a token or a list of ids, not {given!r:.80}")
 
 

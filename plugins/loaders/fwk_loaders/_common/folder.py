@@ -208,7 +208,7 @@ def _pick(path: Path, template: object) -> str:
     named = {item.get("name"): item.get("template") for item in items if isinstance(item, Mapping)}
     found = named.get("default", next(iter(named.values())) if len(named) == 1 else None)
     if not isinstance(found, str):
-        names = ", ".join(map(str, named)) or "none"
+        names = ", ".join(f"{name!s:.40}" for name in [*named][:8]) or "none"
         raise ModelLoadError(
             f"{path}: chat_template has no 'default' (found: {names}); give one with --chat-template FILE"
         )
