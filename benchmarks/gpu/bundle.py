@@ -17,8 +17,12 @@ import tarfile
 import tempfile
 import zipfile
 from collections.abc import Sequence
+from email.parser import BytesParser
 from fnmatch import fnmatch
 from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from benchmarks.gpu.modules import LIST, MODULES
 
@@ -38,8 +42,39 @@ WHEELS = (
     "opentelemetry-api==1.45.2",
     "apache-tvm-ffi==0.1.15.post2",
     "pytest-asyncio==1.5.0",
+    "typing-inspection==0.4.5",
 )
 """That the machine has not; of Python 3.12 and Linux."""
+THERE = frozenset(
+    [
+        "annotated-doc",
+        "anyio",
+        "click",
+        "einops",
+        "h11",
+        "huggingface-hub",
+        "jinja2",
+        "ninja",
+        "numpy",
+        "nvidia-ml-py",
+        "packaging",
+        "pluggy",
+        "prometheus-client",
+        "psutil",
+        "pytest",
+        "pyyaml",
+        "requests",
+        "safetensors",
+        "sortedcontainers",
+        "tabulate",
+        "tokenizers",
+        "torch",
+        "tqdm",
+        "typing-extensions",
+        "uvloop",
+    ]
+)
+"""What the wheels need and the machine has, alongside what torch and transformers bring."""
 FLASHINFER = "flashinfer-python==0.7.2.post1"
 PLATFORMS = (
     *(f"manylinux_2_{minor}_x86_64" for minor in (31, 28, 27, 17)),
@@ -104,6 +139,28 @@ def check_size(sizes: dict[str, int], most: int = MOST) -> None:
         )
 
 
+def missing_needs(wheels: Path) -> list[str]:
+    """What a wheel needs that neither travels nor is there: ``NAME needs REQUIREMENT``."""
+    found: dict[str, list[Requirement]] = {}
+    versions: dict[str, str] = {}
+    for path in sorted(wheels.glob("*.whl")):
+        with zipfile.ZipFile(path) as archive:
+            (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+            metadata = BytesParser().parsebytes(archive.read(name))
+        name = canonicalize_name(metadata["Name"])
+        versions[name] = metadata["Version"]
+        found[name] = [Requirement(words) for words in metadata.get_all("Requires-Dist") or ()]
+    there = {"python_version": "3.12", "python_full_version": "3.12.3", "extra": ""}
+    return [
+        f"{name} needs {needed}"
+        for name, needs in found.items()
+        for needed in needs
+        if needed.marker is None or needed.marker.evaluate(there)
+        for other in (canonicalize_name(needed.name),)
+        if not (needed.specifier.contains(versions[other]) if other in versions else other in THERE)
+    ]
+
+
 def _download(packages: Sequence[str], folder: Path) -> None:
     command = [
         sys.executable,
@@ -130,6 +187,8 @@ def _wheels(folder: Path) -> None:
     subprocess.run(
         [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), "."], check=True
     )
+    if missing := missing_needs(folder):
+        raise SystemExit(f"{missing[0]}, which neither travels nor is on the machine: add it to WHEELS or THERE")
 
 
 def _flashinfer(target: Path, modules: dict[str, Path]) -> None:

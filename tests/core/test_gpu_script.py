@@ -6,6 +6,7 @@ import json
 import os
 import time
 import tomllib
+import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -189,6 +190,15 @@ def test_what_travels_is_new_enough() -> None:
     checked = [one for one in wanted if canonicalize_name(one.name) in pins]
     assert {"torch", "numpy", "llguidance", "fastapi"} <= {one.name for one in checked}
     assert [str(one) for one in checked if not one.specifier.contains(pins[canonicalize_name(one.name)])] == []
+
+
+def test_a_wheel_that_needs_what_is_nowhere_does_not_travel(tmp_path: Path) -> None:
+    """There is no registry: the first import would fail, and with it everything."""
+    for name, needs in (("first", ("second>=2", "torch", "nowhere>=1", "else; extra == 'x'")), ("second", ())):
+        with zipfile.ZipFile(tmp_path / f"{name}-1.0-py3-none-any.whl", "w") as wheel:
+            lines = [f"Name: {name}", "Version: 1.0", *(f"Requires-Dist: {words}" for words in needs)]
+            wheel.writestr(f"{name}-1.0.dist-info/METADATA", "\n".join(lines))
+    assert bundle.missing_needs(tmp_path) == ["first needs second>=2", "first needs nowhere>=1"]
 
 
 def test_a_bundle_leaves_out_what_is_never_read(tmp_path: Path) -> None:
