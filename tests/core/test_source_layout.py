@@ -24,6 +24,9 @@ WORDS = (
     "prompt_logprobs", "pooling", "embed", "classify",
 )  # fmt: skip
 
+NOT_OURS = ("asyncio", "time")
+"""Modules whose attributes are no names of features: ``time.sleep``."""
+
 
 def rows(heading: str) -> dict[str, int]:
     """A table of the page: its first column, and the number in its second."""
@@ -53,12 +56,21 @@ def test_a_package_grows_only_on_purpose(package: str) -> None:
 
 
 def identifiers(path: Path) -> Iterator[str]:
-    """Names that a file defines or uses; those of modules it imports are not its own."""
+    """Names that a file defines or uses, words parted by ``_``; those of modules it imports are not its own."""
     for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in NOT_OURS:
+            continue
         for field in ("id", "attr", "arg", "name", "asname"):
             name = getattr(node, field, None)
             if isinstance(name, str) and not (isinstance(node, ast.alias) and "." in name):
-                yield name.lower()
+                yield re.sub(
+                    r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name.replace("LoRA", "Lora")
+                ).lower()
+
+
+def words_in(name: str) -> list[str]:
+    """Those of ``WORDS`` that stand in an identifier whole, or in the plural: no ``media`` in ``intermediate``."""
+    return [word for word in WORDS if re.search(rf"(?:^|_){word}s?(?:_|$)", name)]
 
 
 def named() -> Counter[str]:
@@ -67,8 +79,15 @@ def named() -> Counter[str]:
     for package in NAMELESS:
         for path in (CORE / package).rglob("*.py"):
             for name in set(identifiers(path)):
-                found.update(word for word in WORDS if word in name)
+                found.update(words_in(name))
     return found
+
+
+def test_words_are_found_whole(tmp_path: Path) -> None:
+    source = "time.sleep(1)\nLoRASpec, intermediate, ImageSize, sleep_all, loras = 1\n"
+    (tmp_path / "code.py").write_text(source)
+    names = identifiers(tmp_path / "code.py")
+    assert sorted(word for name in names for word in words_in(name)) == ["image", "lora", "lora", "sleep"]
 
 
 def test_core_names_no_feature() -> None:
