@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 from tests.helpers.images import PREPROCESSOR, VISION, encoded, noise
 from tests.helpers.sounds import sound, wav
 
 from fwk.interfaces.dialect import TextTools
 from fwk.interfaces.multimodal import MediaItem
+from fwk.plugins import Registered
 from fwk_kit.testing import (
     GrammarBackendSuite,
     LogitsProcessorSuite,
@@ -96,6 +98,13 @@ class TestWhisper(MultimodalProcessorSuite):
     prompt = (1, 2, 5)
     config = {**TINY, "num_mel_bins": 16, "max_source_positions": 100}
     processor_config = TestQwen2Audio.processor_config
+
+    def test_what_an_item_becomes_depends_on_it_alone(self, item: Registered) -> None:
+        """It hears one at once: the same after another, and before other tokens."""
+        processor = self.processor(item)
+        for media in self.samples:
+            alone, other = (processor.process(prompt, [media]).media[0] for prompt in ([1, 2, 5], [7]))
+            np.testing.assert_array_equal(alone.arrays["spectrogram"], other.arrays["spectrogram"])
 
 
 class Marks(ByteText):

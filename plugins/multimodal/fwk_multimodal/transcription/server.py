@@ -74,9 +74,11 @@ class Transcription(ServerPart, SoundReading):
             )
 
     def settings(self) -> Mapping[str, Any]:
-        if self._found is None:
-            self._found = self._run(SoundJob(), "reading the model's settings", CPU_SECONDS)
-        return self._found
+        found = self._found
+        if found is None:
+            found = self._found = self._run(SoundJob(), "reading the model's settings", CPU_SECONDS)
+        assert found is not None
+        return found
 
     def decode(self, source: Path, target: Path, name: str) -> int:
         seconds = min(os.stat(source).st_size / 1e6 * CPU_SECONDS_PER_MB, self._max_seconds * SHARE)

@@ -113,6 +113,8 @@ CODES = [
     "yue",
 ]
 """Languages, where a checkpoint's files name none."""
+ENGLISH_VOCAB = 51_864
+"""Tokens of OpenAI's models for English alone, whose tokenizer has the languages' tokens, too."""
 STEP = 320
 """Samples from one timestamp to the next."""
 
@@ -157,7 +159,8 @@ class Speech:
 
         no_times = one("no_timestamps_token_id", "notimestamps")
         languages = {code.strip("<|>"): token for code, token in _ids(settings.get("lang_to_id")).items()}
-        if not languages and settings.get("is_multilingual", True):
+        is_multilingual = settings.get("is_multilingual", frontend.card.vocab_size != ENGLISH_VOCAB)
+        if not languages and is_multilingual:
             languages = {code: token for code in CODES if (token := named(code)) is not None}
         tasks = _ids(settings.get("task_to_id"))
         if not tasks and languages:
@@ -171,7 +174,7 @@ class Speech:
             settings.get("prev_sot_token_id") or named("startofprev"),
             no_times - 1,
             tasks,
-            languages if settings.get("is_multilingual", True) else {},
+            languages if is_multilingual else {},
             window,
             (frontend.card.max_model_len - window // STEP) // 2 - 1,
             rules,
