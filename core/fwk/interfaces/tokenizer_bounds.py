@@ -88,6 +88,19 @@ class _File(msgspec.Struct):
     added_tokens: list[_AddedToken] = []
 
 
+def load_tokenizer(data: bytes, path: object) -> Tokenizer:
+    """The ``Tokenizer`` of a tokenizer.json, once ``check_tokenizer_file`` lets it pass. Raises ``ModelLoadError``."""
+    from tokenizers import Tokenizer  # noqa: PLC0415 - as below
+
+    check_tokenizer_file(data, path)
+    try:
+        return Tokenizer.from_buffer(data)
+    except BaseException as error:
+        if isinstance(error, (KeyboardInterrupt, SystemExit)):
+            raise
+        raise ModelLoadError(f"{path}: not a tokeniser ({error}); fetch the file again") from None
+
+
 def check_tokenizer_file(data: bytes, path: object) -> None:
     """Check the content of a tokenizer.json before a ``Tokenizer`` is made of it. ``path`` names it in errors.
 

@@ -15,7 +15,7 @@ from fwk.config import ModelOptions
 from fwk.config.files import read_regular
 from fwk.errors import ModelLoadError
 from fwk.interfaces.loader import Checkpoint
-from fwk.interfaces.tokenizer_bounds import check_tokenizer_file
+from fwk.interfaces.tokenizer_bounds import load_tokenizer
 from fwk.text.tokenizer_check import MAX_FILE_BYTES
 from fwk_jobs import tokenizers as conversion
 
@@ -57,12 +57,7 @@ def _from_file(file: Path) -> Tokenizer:
         raise ModelLoadError(
             f"--tokenizer-path: {file} is larger than {MAX_FILE_BYTES >> 20} MB, which no tokenizer is"
         )
-    data = read_regular(file, MAX_FILE_BYTES)
-    check_tokenizer_file(data, f"--tokenizer-path: {file}")
-    try:
-        return Tokenizer.from_buffer(data)
-    except Exception as error:
-        raise ModelLoadError(f"--tokenizer-path: {file} is damaged: {error}") from None
+    return load_tokenizer(read_regular(file, MAX_FILE_BYTES), f"--tokenizer-path: {file}")
 
 
 def _converted(vocabulary: Path) -> Tokenizer:
@@ -86,9 +81,7 @@ def _converted(vocabulary: Path) -> Tokenizer:
             f"{vocabulary}: no folder to keep the converted tokenizer in: {error}; name another in XDG_CACHE_HOME"
         ) from None
     try:
-        data = read_regular(kept, MAX_FILE_BYTES)
-        check_tokenizer_file(data, kept)
-        return Tokenizer.from_buffer(data)
+        return load_tokenizer(read_regular(kept, MAX_FILE_BYTES), kept)
     except ModelLoadError:
         raise
     except Exception as error:

@@ -217,7 +217,8 @@ def test_tokenizer(single: Path):
 
     with pytest.raises(ModelLoadError, match=r"tokenizer\.json: missing\. Make it"):
         open_folder(single).tokenizer()
-    for content in (b"", b"{}", b"[1]", b"\xff\xfe"):
+    panics = {"type": "BPE", "vocab": {"q": 0, "z": 1}, "merges": ["q z"]}  # in the library
+    for content in (b"", b"{}", b"[1]", b"\xff\xfe", json.dumps({"version": "1.0", "model": panics}).encode()):
         (single / "tokenizer.json").write_bytes(content)
         with pytest.raises(ModelLoadError, match=r"tokenizer\.json: not a tokeniser"):
             open_folder(single).tokenizer()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from fwk.errors import ModelLoadError
 from fwk.interfaces.loader import Checkpoint
 from fwk.interfaces.pooling import PoolingConfig
-from fwk.interfaces.tokenizer_bounds import check_tokenizer_file
+from fwk.interfaces.tokenizer_bounds import load_tokenizer
 from fwk_loaders._common.json_file import read_bytes, read_json
 from fwk_loaders._common.pooling import read_pooling
 from fwk_loaders._common.templates import WITH_TOOLS, joined
@@ -102,14 +102,7 @@ class ModelFolder:
                 f"{path}: missing. Make it with transformers: AutoTokenizer.from_pretrained(FOLDER)"
                 ".save_pretrained(FOLDER), or give one with --tokenizer-path"
             )
-        from tokenizers import Tokenizer  # noqa: PLC0415 - only who tokenises needs it
-
-        data = read_bytes(path, MAX_TOKENIZER_BYTES)
-        check_tokenizer_file(data, path)
-        try:
-            tokenizer = Tokenizer.from_buffer(data)
-        except Exception as error:  # the library raises bare Exception
-            raise ModelLoadError(f"{path}: not a tokeniser ({error}); fetch the file again") from error
+        tokenizer = load_tokenizer(read_bytes(path, MAX_TOKENIZER_BYTES), path)
         add_tokens(tokenizer, self.tokenizer_config(), self._optional("added_tokens.json"))
         return tokenizer
 
