@@ -9,7 +9,7 @@ import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from fwk.interfaces import deprecated as deprecated
+import fwk_deprecated as _  # noqa: F401 - former names work from here on
 from fwk_process.threads import spin_briefly
 
 if TYPE_CHECKING:

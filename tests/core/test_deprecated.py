@@ -14,9 +14,9 @@ import pytest
 from fwk import QuantizerSpec
 from fwk.interfaces.attention import AttentionContext
 from fwk.interfaces.declaration import Declaration, Facts
-from fwk.interfaces.deprecated import MEMBERS, MODULES, NAMES
 from fwk.interfaces.schedule import ScheduleContext, SchedulePolicy
 from fwk.types.batch import ForwardBatch
+from fwk_deprecated import MEMBERS, MODULES, NAMES
 
 STABILITY = Path(__file__).parents[2] / "docs/plugins/stability.md"
 

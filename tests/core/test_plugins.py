@@ -74,6 +74,7 @@ def test_every_plugin_folder_is_packaged_and_checked() -> None:
     packaged = set(PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"])
     assert packaged == folders | {
         "core/fwk",
+        "deprecated/fwk_deprecated",
         "http/fwk_http",
         "jinja/fwk_jinja",
         "jobs/fwk_jobs",
@@ -85,6 +86,7 @@ def test_every_plugin_folder_is_packaged_and_checked() -> None:
     linter = PYPROJECT["tool"]["importlinter"]
     assert set(linter["root_packages"]) == names | {
         "fwk",
+        "fwk_deprecated",
         "fwk_http",
         "fwk_jinja",
         "fwk_jobs",

@@ -6,7 +6,9 @@ import ast
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-FILES = sorted(path for folder in ("core", "plugins", "process") for path in (ROOT / folder).rglob("*.py"))
+FILES = sorted(
+    path for folder in ("core", "deprecated", "plugins", "process") for path in (ROOT / folder).rglob("*.py")
+)
 
 
 def dotted(node: ast.expr) -> str:

@@ -17,8 +17,8 @@ from typing import Any, ClassVar, Literal, cast
 from packaging.requirements import Requirement
 
 from fwk.config import EngineOptions, Options
-from fwk.interfaces.deprecated import follow_renamed_methods
 from fwk.types import ModelConfig
+from fwk_deprecated import follow_renamed_methods
 
 
 @dataclass(frozen=True, slots=True)

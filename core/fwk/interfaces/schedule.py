@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from fwk.interfaces.declaration import Declaration
-from fwk.interfaces.deprecated import follow_renamed_methods
 from fwk.types import Request
+from fwk_deprecated import follow_renamed_methods
 
 
 class SequenceView(Protocol):

@@ -1,7 +1,7 @@
 """Former names of what plugins may import. Each still works, with a ``DeprecationWarning`` that says the new one.
 
 The only place of them: what moves gets a row here, and its file keeps nothing of the old name
-(``docs/plugins/stability.md``).
+(``docs/plugins/stability.md``). ``fwk`` imports this; of ``fwk`` nothing is imported before a name is asked for.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 MODULES: Mapping[str, str] = {
     "fwk.interfaces.cache": "fwk.interfaces.prefix_cache",
+    "fwk.interfaces.deprecated": "fwk_deprecated",
     "fwk.interfaces.http": "fwk_http.replies",
     "fwk.interfaces.life": "fwk.interfaces.lifecycle",
     "fwk.interfaces.ranked": "fwk.interfaces.ranked_list",
