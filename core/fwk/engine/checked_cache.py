@@ -8,7 +8,7 @@ from itertools import chain, compress
 from typing import Any
 
 from fwk.errors import FwkError, PluginFault, one_line_traceback
-from fwk.interfaces.prefix_cache import PrefixCache, PrefixMatch
+from fwk.interfaces.prefix_cache import CacheContext, PrefixCache, PrefixMatch
 from fwk.types import BlockSaves
 
 log = logging.getLogger(__name__)
@@ -21,13 +21,18 @@ class CheckedCache(PrefixCache):
     """
 
     def __init__(
-        self, cache: PrefixCache, name: str, in_use: Callable[[], Iterable[int] | None], failed: Callable[[str], None]
+        self,
+        cache: PrefixCache,
+        block_size: int,
+        name: str,
+        in_use: Callable[[], Iterable[int] | None],
+        failed: Callable[[str], None],
     ) -> None:
         """name: for messages, with its package. in_use: the cache's blocks that sequences use; None: perhaps all.
 
         failed: told once why it is left out.
         """
-        super().__init__(cache.context)
+        super().__init__(CacheContext(block_size))
         self._cache, self._name, self._in_use, self._failed = cache, name, in_use, failed
         self._is_on = True
         self._owned = set[int]()

@@ -177,7 +177,9 @@ def _assemble(
         "cache", CacheContext, block_size=options.page_size, transfer=WorkerTransfer(executor)
     )
     name = setup.factory.item("cache").label
-    cache = CheckedCache(built, name, lambda: scheduler.shared_blocks, lambda why: scheduler.parts.trouble(why))
+    cache = CheckedCache(
+        built, options.page_size, name, lambda: scheduler.shared_blocks, lambda why: scheduler.parts.trouble(why)
+    )
     policy: SchedulePolicy = setup.factory.build("schedulers", ScheduleContext)
     limits = Limits(
         max_model_len=setup.max_sequence_len,

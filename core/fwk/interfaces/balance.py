@@ -42,7 +42,11 @@ class BalanceContext:
 
 
 class LoadBalancer(ABC):
-    """Asked once a request, on the event loop's thread: answer at once."""
+    """Asked once a request, on the event loop's thread: answer at once.
+
+    One that raises, or chooses what was not offered, is asked no more: the engine with the fewest open requests gets
+    each.
+    """
 
     def __init__(self, context: BalanceContext) -> None:
         self.context = context

@@ -84,6 +84,8 @@ class PrefixCache(ABC):
 
     The cache owns the blocks it took through ``insert``; the allocator gets them back through ``evict`` or ``drop``
     only. A *node* stands for a path from the root: every block on it stays while any lock is held on it.
+
+    One that raises, or answers what cannot be, is left out: from then on prompts are computed in full.
     """
 
     def __init__(self, context: CacheContext) -> None:

@@ -272,7 +272,7 @@ def make_engine(  # noqa: PLR0913 - a test names the few settings it is about
         scheduler.parts.trouble(why)
 
     built = build(cache_item, CacheContext(block_size, own, WorkerTransfer(executor)))
-    cache_object = CheckedCache(built, cache_item.label, lambda: scheduler.shared_blocks, failed)
+    cache_object = CheckedCache(built, block_size, cache_item.label, lambda: scheduler.shared_blocks, failed)
     policy_object = policy_object or make_policy(policy, policy_options)
     limits_object = Limits(
         max_model_len=max_len,
