@@ -36,7 +36,7 @@ class MineCache(PrefixCache):
 
     def match(self, namespace: str, token_ids: Sequence[int], max_tokens: int) -> PrefixMatch:
         size, tokens = self.context.block_size, tuple(token_ids[: max(max_tokens, 0)])
-        end, blocks = 0, []
+        end, blocks = 0, list[int]()
         while end + size <= len(tokens) and (namespace, tokens[: end + size]) in self._blocks:
             end += size
             blocks.append(self._blocks[namespace, tokens[:end]].block_id)
@@ -52,7 +52,7 @@ class MineCache(PrefixCache):
             block.last_used = next(self._clock)
 
     def insert(self, node: Node, token_ids: Sequence[int], block_ids: Sequence[int]) -> tuple[Node, list[bool]]:
-        size, taken = self.context.block_size, []
+        size, taken = self.context.block_size, list[bool]()
         namespace, tokens = node
         for index, block_id in enumerate(block_ids):
             tokens = (*tokens, *token_ids[index * size : (index + 1) * size])

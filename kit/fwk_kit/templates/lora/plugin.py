@@ -22,7 +22,7 @@ class MineLoRA(LoRABackend):
         self._rows: dict[int, Tensor] = {}  # by slot: the tokens of the step
 
     def pack(self, layer: LoRALayer, matrices: Sequence[LoRAMatrices | None]) -> list[tuple[slice, Tensor, Tensor]]:
-        packed, start = [], 0
+        packed, start = list[tuple[slice, Tensor, Tensor]](), 0
         for part, own in zip(layer.parts, matrices, strict=True):
             end = start + len(part.outputs)
             if own is not None:
