@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count, groupby
@@ -18,6 +19,7 @@ from fwk.plugins.families import FAMILIES
 from tests.helpers.packages import write_metadata
 from tests.helpers.rig import Server, assert_no_leak, install_plugins, until, write_model
 from tests.helpers.servers import Start, starting
+from tests.helpers.zygote import run_fwk
 
 MIXTURE = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 4}
 NAME = "'wrong' (fwk-wrong 1.0)"
@@ -111,7 +113,19 @@ CASES = [
     *cases("schedulers", "order", "None", "degraded"),
     *cases("speculative", "propose", "None", "degraded"),
     *cases("features", "step", "raises", "feature", FEATURE, "engine"),
+    *cases("executors", "load", "raises, exits, None, string", "start"),
+    *cases("loaders", "open", "raises, exits, None, string", "start"),
+    *cases("devices", "take", "raises, exits, None, string", "start"),
+    *cases("executors", "launch", "raises", "engine"),
+    *cases("executors", "collect", "exits, None", "engine"),
 ]
+SELECTED = {
+    "executors": ("--executor", "wrong"),
+    "loaders": ("--load-format", "wrong"),
+    "devices": ("--device", "wrong"),
+}
+"""How a plugin is chosen that a server is started for."""
+
 ONCE = [next(group) for _, group in groupby(CASES, lambda case: case.family)]
 
 
@@ -160,6 +174,7 @@ def ask(server: Server, body: dict[str, Any], prompt: str) -> Any:
             marks=() if case in ONCE else pytest.mark.sweep,
         )
         for case in CASES
+        if case.outcome not in ("start", "engine")
     ],
 )
 def test_a_wrong_answer_is_told_in_its_name(server: Server, case: Case) -> None:
@@ -188,6 +203,42 @@ def test_a_wrong_answer_is_told_in_its_name(server: Server, case: Case) -> None:
 
 def test_the_server_is_as_it_was(server: Server) -> None:
     server.check_invariants(may_log_errors=True)
+
+
+@pytest.mark.gate(1)
+@pytest.mark.parametrize(
+    "case", [c for c in CASES if c.outcome == "start"], ids=lambda case: f"{case.family}.{case.method}-{case.kind}"
+)
+def test_a_wrong_answer_at_the_start_ends_it_in_its_name(path: str, tmp_path: Path, case: Case) -> None:
+    order = tmp_path / "order.json"
+    order.write_text(case.order)
+    environment = os.environ | {"PYTHONPATH": path, "TMPDIR": str(tmp_path), "WRONG_ORDER": str(order)}
+    chosen = SELECTED.get(case.family, ())
+    chosen += () if "--load-format" in chosen else ("--load-format", "dummy")
+    chosen += () if "--device" in chosen else ("--device", "cpu")
+    words = ("serve", str(write_model(tmp_path / "tiny", **MIXTURE)), "--port", "0", *FLAGS, *chosen)
+    done = run_fwk(*words, environment=environment)
+    assert not order.exists(), "it was asked"
+    assert done.returncode in (4, 5), done.stderr
+    told = [line for line in done.stderr.splitlines() if "fwk: error: " in line]
+    assert [f"{case.who} " in line and f" in {case.method}" in line for line in told] == [True], done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(
+    "case", [c for c in CASES if c.outcome == "engine"], ids=lambda case: f"{case.family}.{case.method}-{case.kind}"
+)
+def test_an_engine_that_ends_is_told_in_its_name(spawn: Start, case: Case) -> None:
+    server = spawn(*FLAGS, *SELECTED[case.family], "--health-monitor", "true")
+    (server.folder / "order.json").write_text(case.order)
+    reply = ask(server, {}, "Hello")
+    assert_no_leak(reply.text)
+    assert case.who in reply.text
+    until(lambda: f"engine dead: {case.who} " in server.log, 3, "its name in the log")
+    until(lambda: server.health() == 200, 60, "another engine")
+    assert ask(server, {}, "Hello").status_code == 200
+    assert "Traceback" not in server.log
 
 
 @pytest.mark.gate(1)
