@@ -65,7 +65,7 @@ class Kind:
 
 
 def _gemma3(first: int) -> Any:
-    text = {**SMALL, **WINDOWS, "sliding_window": 7, "rms_norm_eps": 1e-5}
+    text = {**SMALL, **WINDOWS, "sliding_window": 7, "rms_norm_eps": 1e-5, "tie_word_embeddings": False}
     config = transformers.Gemma3Config(
         text_config=text,
         vision_config={**VISION, "layer_norm_eps": 1e-3},
@@ -73,6 +73,7 @@ def _gemma3(first: int) -> Any:
         boi_token_index=first,
         eoi_token_index=first + 1,
         image_token_index=first + 2,
+        tie_word_embeddings=False,  # else it repeats what it read last
         attn_implementation="eager",
     )
     return config

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 import torch
@@ -18,7 +16,6 @@ from safetensors.torch import load_file, save_file
 from tests.helpers.architectures import close
 from tests.helpers.checkpoints import change_config
 from tests.helpers.images import encoded, noise
-from tests.helpers.rig import Server
 from tests.helpers.vision_models import KINDS, greedy, reference_processor, write_seeing
 
 import fwk
@@ -216,24 +213,6 @@ def test_tokens_and_numbers_are_those_of_transformers(name: str, changes: dict[s
         found = [pixels for piece in placed.media for pixels in kind.pixels(piece.arrays)]
         for one, other in zip(found, kind.wanted(wanted), strict=True):
             np.testing.assert_array_equal(one, other)
-
-
-@pytest.mark.sweep
-def test_a_chat_over_http(reference: Reference) -> None:
-    """Its answer is the chat template's prompt's."""
-    url = "data:image/png;base64," + base64.b64encode(encoded(noise(2, 20, 60))).decode()
-    content = [{"type": "text", "text": "Look:"}, {"type": "image_url", "image_url": {"url": url}}]
-    body = {"model": "m", "messages": [{"role": "user", "content": content}], "max_tokens": COUNT, "temperature": 0}
-    body |= {"ignore_eos": True, "return_token_ids": True}
-    server = Server(reference.folder, "--dtype", "float32", "--max-total-tokens", "2048").start()
-    try:
-        reply = httpx.post(server.url + "/v1/chat/completions", json=body, timeout=60).json()
-    finally:
-        server.close()
-    text = f"user:Look:{reference.kind.marks[0]}\n"
-    wanted = greedy(reference.model, reference.processor, text, [noise(2, 20, 60)], COUNT, 10**9)
-    assert reply["choices"][0]["token_ids"] == wanted[1]
-    assert reply["usage"]["prompt_tokens"] == len(wanted[0])
 
 
 WRONG: list[tuple[str, dict[str, Any], str]] = [
