@@ -39,7 +39,7 @@ PREPROCESSOR: dict[str, Any] = {
     "image_mean": [0.5, 0.4, 0.6],
     "image_std": [0.5, 0.25, 0.3],
 }
-FILMS: dict[str, Any] = {"size": {"shortest_edge": 400, "longest_edge": 4000}, "image_mean": [0.4, 0.5, 0.6]}
+VIDEOS: dict[str, Any] = {"size": {"shortest_edge": 400, "longest_edge": 4000}, "image_mean": [0.4, 0.5, 0.6]}
 PLANES = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [4, 6, 6]}
 EYES: dict[str, Any] = {"depth": 3, "num_heads": 2, "patch_size": 4, "in_channels": 3}
 DELTA: dict[str, Any] = {
@@ -99,11 +99,11 @@ def write_qwen_vl(folder: Path, kind: str, **changes: Any) -> Any:
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     (folder / "preprocessor_config.json").write_text(json.dumps(PREPROCESSOR))
-    (folder / "video_preprocessor_config.json").write_text(json.dumps(FILMS))
+    (folder / "video_preprocessor_config.json").write_text(json.dumps(VIDEOS))
     return model
 
 
-def film(seed: int, count: int, rate: int, width: int = 40, height: int = 24) -> bytes:
+def video(seed: int, count: int, rate: int, width: int = 40, height: int = 24) -> bytes:
     """An MP4 file of so many frames, which no other seed makes."""
     file = io.BytesIO()
     with av.open(file, "w", format="mp4") as container:

@@ -105,7 +105,7 @@ def _onevision(first: int) -> Any:
 
 @dataclass
 class Expanding:
-    """A processor of transformers that needs torchvision for films: its image processor, and its text for each image.
+    """A processor of transformers that needs torchvision for videos: its image processor, and its text for each image.
 
     places: that text, of what the image processor makes and an image's number.
     """

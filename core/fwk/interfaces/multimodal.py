@@ -37,7 +37,7 @@ Of such a piece all tokens are computed in one step: so many at most.
 
 @dataclass(frozen=True, slots=True)
 class MediaItem:
-    """One image, sound or film of a prompt, as it came. Nothing of it has been checked but its size.
+    """One image, sound or video of a prompt, as it came. Nothing of it has been checked but its size.
 
     name: what errors call it: its place in the request.
 

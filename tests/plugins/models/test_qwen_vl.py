@@ -15,16 +15,16 @@ from PIL import Image
 from tests.helpers.architectures import close
 from tests.helpers.images import encoded, noise
 from tests.helpers.qwen_vl import (
-    FILMS,
     FIRST,
     IMAGE_ID,
     KINDS,
     PREPROCESSOR,
-    film,
+    VIDEOS,
     greedy,
     greedy_of,
     reference_images,
     reference_inputs,
+    video,
     write_qwen_vl,
 )
 
@@ -34,8 +34,8 @@ from fwk.errors import InvalidRequest, ModelLoadError
 from fwk.interfaces.multimodal import POSITION_PLANES, Media, MediaItem, MultimodalContext
 from fwk.types import ModelConfig
 from fwk_kit.testing.fake_frontend import ByteText
-from fwk_multimodal._common import films
-from fwk_multimodal._common.films import Film
+from fwk_multimodal._common import videos
+from fwk_multimodal._common.videos import Video
 from fwk_multimodal.media.worker import PromptPlanes
 from fwk_multimodal.qwen_vl.processor import QwenProcessor
 
@@ -178,18 +178,18 @@ def test_a_config_as_it_was_published(kind: str, tmp_path: Path) -> None:
 
 
 FRAMED = "<|vision_start|><|video_pad|><|vision_end|>"
-WITH_FILMS = ["Qwen3VLMoe", "Qwen3VL", "Qwen3_5"]
+WITH_VIDEOS = ["Qwen3VLMoe", "Qwen3VL", "Qwen3_5"]
 
 
 @pytest.mark.gate(1)
-@pytest.mark.parametrize("kind", WITH_FILMS)
-def test_films_alongside_images(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", WITH_VIDEOS)
+def test_videos_alongside_images(kind: str, tmp_path: Path) -> None:
     """Nine frames of four a second are seen as four, two at a time, behind the time of their middle."""
     reference = write_qwen_vl(tmp_path, kind)
-    items = [MediaItem("video", film(1, 9, 4)), MediaItem("image", encoded(noise(2)))]
+    items = [MediaItem("video", video(1, 9, 4)), MediaItem("image", encoded(noise(2)))]
     with fwk.LLM(str(tmp_path), chunked_prefill_size=16, **SMALL) as llm:
         prompt = llm.text.encode(f"Look: {FRAMED} and {SEEN}", add_special_tokens=False)
-        placer = QwenProcessor(replace(context(kind, image=IMAGE_ID, video_processor=FILMS), text=llm.text))
+        placer = QwenProcessor(replace(context(kind, image=IMAGE_ID, video_processor=VIDEOS), text=llm.text))
         placed = placer.process(prompt, items)
         no_marks = dict.fromkeys(range(FIRST, FIRST + 6), -100.0)
         sampling = SamplingParams(max_tokens=COUNT, temperature=0, ignore_eos=True, logprobs=0, logit_bias=no_marks)
@@ -222,47 +222,47 @@ def test_films_alongside_images(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("film", "indices", "size"),
+    ("video", "indices", "size"),
     [
-        (Film(9, 4.0, 40, 24), [0, 3, 5, 8], (40, 24)),
-        (Film(1, 30.0, 9, 9), [0], (24, 24)),
-        (Film(300, 30.0, 64, 64), [round(i * 299 / 19) for i in range(20)], (8, 8)),
-        (Film(8, 1.0, 7, 300), [0, 1, 2, 3, 4, 5, 6, 7], (8, 144)),
-        (Film(5, 29.97, 500, 333), [0, 1, 3, 4], (32, 24)),
+        (Video(9, 4.0, 40, 24), [0, 3, 5, 8], (40, 24)),
+        (Video(1, 30.0, 9, 9), [0], (24, 24)),
+        (Video(300, 30.0, 64, 64), [round(i * 299 / 19) for i in range(20)], (8, 8)),
+        (Video(8, 1.0, 7, 300), [0, 1, 2, 3, 4, 5, 6, 7], (8, 144)),
+        (Video(5, 29.97, 500, 333), [0, 1, 3, 4], (32, 24)),
     ],
 )
-def test_frames_and_sizes(film: Film, indices: list[int], size: tuple[int, int]) -> None:
+def test_frames_and_sizes(video: Video, indices: list[int], size: tuple[int, int]) -> None:
     """As transformers' ``sample_frames`` and ``smart_resize`` have them, which cannot be imported without torchvision.
 
     Two frames a second, four at least and no more than there are; 400 to 4000 pixels in all, in squares of 8.
     """
-    sample = QwenProcessor(context("Qwen3VL", video_processor=FILMS))._sampled(film)
+    sample = QwenProcessor(context("Qwen3VL", video_processor=VIDEOS))._sampled(video)
     assert (list(sample.indices), (sample.width, sample.height)) == (indices, size)
 
 
 def test_what_is_no_film_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def read(data: bytes, kind: str = "video", **changes: Any) -> None:
-        given = replace(context("Qwen3VL", video_processor=FILMS, **changes), text=ByteText())
+        given = replace(context("Qwen3VL", video_processor=VIDEOS, **changes), text=ByteText())
         QwenProcessor(given).process([FIRST + 3], [MediaItem(kind, data, "it")])
 
-    whole = film(1, 4, 4)
+    whole = video(1, 4, 4)
     read(whole)
     for data, message in (
         (b"GIF89a" + bytes(99), "it is no MP4, MOV, WebM, Matroska or AVI file"),
-        (whole[:200], "it: the film is damaged or cut short"),
-        (film(1, 2, 4, 2000, 2), "more than 200 times as long as wide"),
+        (whole[:200], "it: the video is damaged or cut short"),
+        (video(1, 2, 4, 2000, 2), "more than 200 times as long as wide"),
     ):
         with pytest.raises(InvalidRequest, match=message):
             read(data)
-    with pytest.raises(InvalidRequest, match="it: the film of 40 x 24 pixels has more than the 959"):
+    with pytest.raises(InvalidRequest, match="it: the video of 40 x 24 pixels has more than the 959"):
         read(whole, limit=959)
     with pytest.raises(InvalidRequest, match="it: the chat template has a place for another kind of media"):
         read(whole, "image")
     with pytest.raises(ModelLoadError, match="fps must be up to 1000, and min_frames and max_frames 1 to 768"):
         read(whole, max_frames=1000)
-    monkeypatch.setattr(films, "av", None)
+    monkeypatch.setattr(videos, "av", None)
     with pytest.raises(
-        InvalidRequest, match=r"it: this server decodes no films \(pip install 'fwk\[audio\]'\): send fra"
+        InvalidRequest, match=r"it: this server decodes no videos \(pip install 'fwk\[audio\]'\): send fra"
     ):
         read(whole)
 

@@ -82,13 +82,13 @@ class ModelFolder:
     def processor_config(self) -> dict[str, Any]:
         """preprocessor_config.json, and processor_config.json with the fields of its parts; empty without either.
 
-        What is said of films is ``video_processor``, from there or video_preprocessor_config.json.
+        What is said of videos is ``video_processor``, from there or video_preprocessor_config.json.
         """
         found = self._optional("processor_config.json")
-        films = found.pop("video_processor", None) or self._optional("video_preprocessor_config.json")
+        videos = found.pop("video_processor", None) or self._optional("video_preprocessor_config.json")
         for name in [name for name, value in found.items() if name.endswith("_processor") and isinstance(value, dict)]:
             found |= found.pop(name)
-        return found | self._optional("preprocessor_config.json") | ({"video_processor": films} if films else {})
+        return found | self._optional("preprocessor_config.json") | ({"video_processor": videos} if videos else {})
 
     def has_tokenizer(self) -> bool:
         """Whether there is a tokenizer.json."""

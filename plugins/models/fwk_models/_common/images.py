@@ -57,7 +57,7 @@ class SeesPatches:
     def encode(self, kind: str, items: Sequence[Mapping[str, Tensor]]) -> Sequence[Tensor]:
         """Of images, ``pixel_values`` [num_patches, numbers of a patch] and ``grid``, its rows and columns of patches.
 
-        Of a film, as many frames as a patch has are one: planes of an encoder see none of the others.
+        Of a video, as many frames as a patch has are one: planes of an encoder see none of the others.
 
         One after another: they are of different sizes, and the numbers of one depend on no other.
         """

@@ -10,7 +10,7 @@ from fwk.errors import ModelLoadError
 from fwk_models._common.config import Config, ConfiguredSpec, completed, with_rope
 
 PLACES = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
-"""Ids of the tokens around images and films, and in their places, of the Qwen-VL family."""
+"""Ids of the tokens around images and videos, and in their places, of the Qwen-VL family."""
 
 LLAMA: dict[str, Any] = {
     "vocab_size": 32_000, "hidden_size": 4096, "intermediate_size": 11_008, "num_hidden_layers": 32,

@@ -1,4 +1,4 @@
-"""Images and films for the Qwen-VL family: whole, in a size near their own."""
+"""Images and videos for the Qwen-VL family: whole, in a size near their own."""
 
 from fwk import MultimodalProcessorSpec, hookimpl
 from fwk.interfaces.declaration import Needs

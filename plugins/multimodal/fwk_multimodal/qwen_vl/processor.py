@@ -1,7 +1,7 @@
-"""Images and films of a prompt for the Qwen-VL family.
+"""Images and videos of a prompt for the Qwen-VL family.
 
-Images are as transformers' ``Qwen2VLImageProcessorPil`` makes them; films as ``Qwen3VLVideoProcessor`` does, scaled by
-Pillow. The models before Qwen3-VL read films otherwise, and are given none.
+Images are as transformers' ``Qwen2VLImageProcessorPil`` makes them; videos as ``Qwen3VLVideoProcessor`` does, scaled by
+Pillow. The models before Qwen3-VL read videos otherwise, and are given none.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from fwk.interfaces.multimodal import (
     Placed,
     PlacedMedia,
 )
-from fwk_multimodal._common import films
+from fwk_multimodal._common import videos
 from fwk_multimodal._common.images import check_places, decode
 from fwk_multimodal._common.scaling import CLIP_MEAN, CLIP_STD, Scaling, check_steps, naming_fields
 
 MAX_FRAMES = 768
-"""Of a film, where no file says fewer; no file may say more."""
+"""Of a video, where no file says fewer; no file may say more."""
 LONGEST = 200
 """How many times as long as wide an image may be."""
 
@@ -70,7 +70,7 @@ class QwenProcessor(MultimodalProcessor):
             )
         )
         with naming_fields():
-            self._films = _Films.of(config)
+            self._videos = _Videos.of(config)
 
     def process(self, token_ids: list[int], items: Sequence[MediaItem]) -> Placed:
         kinds = {self._image: "image", self._video: "video"}
@@ -92,7 +92,7 @@ class QwenProcessor(MultimodalProcessor):
                 is_framed = bool(out) and out[-1] == self._start
                 if is_framed:  # each frame has its own marks, in place of those around all of it
                     out.pop()
-                self._put_film(out, media, number, item)
+                self._put_video(out, media, number, item)
                 if is_framed and (after := next(tokens, None)) not in (None, self._end):
                     out.append(after)
             number += 1
@@ -105,31 +105,31 @@ class QwenProcessor(MultimodalProcessor):
         media.append(PlacedMedia(number, len(out), length, arrays))
         out += [token] * length
 
-    def _put_film(self, out: list[int], media: list[PlacedMedia], number: int, item: MediaItem) -> None:
+    def _put_video(self, out: list[int], media: list[PlacedMedia], number: int, item: MediaItem) -> None:
         """As many frames at once as a patch has, behind the time of their middle."""
-        frames, film, sample = films.decode(item, self._sampled, self._films.resample, self.context.max_pixels)
-        times = [index / film.rate for index in sample.indices]
+        frames, video, sample = videos.decode(item, self._sampled, self._videos.resample, self.context.max_pixels)
+        times = [index / video.rate for index in sample.indices]
         for start in range(0, len(frames), self._times):
             last = min(start + self._times, len(frames)) - 1
             mark = f"<{(times[start] + times[last]) / 2:.1f} seconds>"
             out += [*self.context.text.encode(mark, add_special_tokens=False), self._start]
-            pixels = [self._films.scaling.numbers(frame) for frame in frames[start : last + 1]]
+            pixels = [self._videos.scaling.numbers(frame) for frame in frames[start : last + 1]]
             pixels += [pixels[-1]] * (self._times - len(pixels))
             self._put(out, media, number, self._video, self._patches(pixels))
             out.append(self._end)
 
-    def _sampled(self, film: films.Film) -> films.Sample:
+    def _sampled(self, video: videos.Video) -> videos.Sample:
         """So many frames a second, within bounds; in a size in which all of them have no more pixels than may be."""
-        given, side = self._films, self._patch * self._merge
-        count = min(max(int(film.num_frames / film.rate * given.rate), given.least), given.most, film.num_frames)
-        indices = np.linspace(0, film.num_frames - 1, count).round().astype(int).tolist()
-        height, width = film.height, film.width
+        given, side = self._videos, self._patch * self._merge
+        count = min(max(int(video.num_frames / video.rate * given.rate), given.least), given.most, video.num_frames)
+        indices = np.linspace(0, video.num_frames - 1, count).round().astype(int).tolist()
+        height, width = video.height, video.width
         if min(height, width) < side:
             scale = max(side / height, side / width)
             height, width = int(height * scale), int(width * scale)
         if max(height, width) > LONGEST * min(height, width):
             raise InvalidRequest(
-                f"the film of {film.width} x {film.height} is more than {LONGEST} times as long as wide"
+                f"the video of {video.width} x {video.height} is more than {LONGEST} times as long as wide"
             )
         edges = [round(edge / side) * side for edge in (height, width)]
         planes = max(round(count / self._times) * self._times, self._times)
@@ -139,7 +139,7 @@ class QwenProcessor(MultimodalProcessor):
         elif planes * edges[0] * edges[1] < given.least_pixels:
             factor = math.sqrt(given.least_pixels / (count * height * width))
             edges = [math.ceil(edge * factor / side) * side for edge in (height, width)]
-        return films.Sample(indices, width=edges[1], height=edges[0])
+        return videos.Sample(indices, width=edges[1], height=edges[0])
 
     def _scaled_image(self, item: MediaItem) -> np.ndarray:
         image = decode(item, self.context.max_pixels)
@@ -174,8 +174,8 @@ class QwenProcessor(MultimodalProcessor):
 
 
 @dataclass(frozen=True, slots=True)
-class _Films:
-    """How films are sampled and scaled: video_preprocessor_config.json, and what ``--mm-processor-kwargs`` says."""
+class _Videos:
+    """How videos are sampled and scaled: video_preprocessor_config.json, and what ``--mm-processor-kwargs`` says."""
 
     rate: float  # frames a second
     least: int  # frames
@@ -186,7 +186,7 @@ class _Films:
     scaling: Scaling
 
     @staticmethod
-    def of(config: Mapping[str, Any]) -> _Films:
+    def of(config: Mapping[str, Any]) -> _Videos:
         """Raises ``ValueError`` and its like."""
         given = cast("Mapping[str, Any]", config.get("video_processor") or {})
         given = {**given, **{name: config[name] for name in ("fps", "min_frames", "max_frames") if config.get(name)}}
@@ -195,7 +195,7 @@ class _Films:
         most = int(most or MAX_FRAMES)
         if not 0 < rate <= 1000 or not 1 <= least <= most <= MAX_FRAMES:
             raise ValueError(f"fps must be up to 1000, and min_frames and max_frames 1 to {MAX_FRAMES}")
-        return _Films(
+        return _Videos(
             rate,
             least,
             most,

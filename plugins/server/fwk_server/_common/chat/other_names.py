@@ -101,7 +101,7 @@ _REFUSED: dict[str, tuple[Sequence[Any], str]] = {
     "lora": ((), "name an adapter in model or lora_path"),
     "adapter_id": ((), "name an adapter in model or lora_path"),
     "image_data": ((), "images are image_url parts of messages, where the model takes any"),
-    "video_data": ((), "films are video_url parts of messages, where the model takes any"),
+    "video_data": ((), "videos are video_url parts of messages, where the model takes any"),
     "audio_data": ((), "sounds are input_audio parts of messages, where the model takes any"),
     "mm_processor_kwargs": ((), "--mm-processor-kwargs is for all requests"),
     "media_io_kwargs": ((), "images are decoded in one way"),

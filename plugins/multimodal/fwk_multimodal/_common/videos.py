@@ -1,4 +1,4 @@
-"""Films of clients: some of their frames, decoded within bounds."""
+"""Videos of clients: some of their frames, decoded within bounds."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _KINDS: tuple[tuple[str, Callable[[bytes], bool]], ...] = (
 """Containers by their first bytes. No other is tried: some of FFmpeg's are lists of files and addresses to open."""
 
 MAX_FRAMES = 200_000
-"""Of a film, read or not."""
+"""Of a video, read or not."""
 RATE = 24.0
 """Frames a second where a file does not say."""
 
 
-class Film(NamedTuple):
-    """What is known of a film before a frame of it is decoded."""
+class Video(NamedTuple):
+    """What is known of a video before a frame of it is decoded."""
 
     num_frames: int
     rate: float  # frames a second
@@ -50,15 +50,15 @@ class Sample(NamedTuple):
 
 
 def decode(
-    item: MediaItem, choose: Callable[[Film], Sample], resample: Image.Resampling, max_pixels: int
-) -> tuple[list[Image.Image], Film, Sample]:
+    item: MediaItem, choose: Callable[[Video], Sample], resample: Image.Resampling, max_pixels: int
+) -> tuple[list[Image.Image], Video, Sample]:
     """The frames that ``choose`` asks for, in RGB. Where decoding ends too soon, the last one stands for the rest.
 
     Raises ``InvalidRequest`` naming the item and what to do about it.
     """
     if av is None:
         raise InvalidRequest(
-            f"{item.name}: this server decodes no films (pip install 'fwk[audio]'): send frames as images", item.name
+            f"{item.name}: this server decodes no videos (pip install 'fwk[audio]'): send frames as images", item.name
         )
     kind = next((name for name, fits in _KINDS if fits(item.data[:16])), None)
     if kind is None:
@@ -68,10 +68,10 @@ def decode(
         )
     frames: list[Image.Image] = []
     try:
-        film = _film(item, kind, max_pixels)
+        video = _video(item, kind, max_pixels)
     except (av.FFmpegError, ValueError, OSError):
         raise _damaged(item) from None
-    sample = choose(film)
+    sample = choose(video)
     try:
         _read(item, kind, sample, resample, max_pixels, frames)
     except (av.FFmpegError, ValueError, OSError) as error:
@@ -80,10 +80,10 @@ def decode(
     if not frames:
         raise _damaged(item)
     frames += [frames[-1]] * (len(sample.indices) - len(frames))
-    return frames, film, sample
+    return frames, video, sample
 
 
-def _film(item: MediaItem, kind: str, max_pixels: int) -> Film:
+def _video(item: MediaItem, kind: str, max_pixels: int) -> Video:
     """Packets are counted: few files say how many frames there are."""
     with av.open(io.BytesIO(item.data), format=kind) as container:
         if not container.streams.video:
@@ -93,13 +93,13 @@ def _film(item: MediaItem, kind: str, max_pixels: int) -> Film:
         for packet in container.demux(stream):
             count += packet.size > 0
             if count > MAX_FRAMES:
-                raise InvalidRequest(f"{item.name}: the film has more than {MAX_FRAMES} frames: cut it", item.name)
+                raise InvalidRequest(f"{item.name}: the video has more than {MAX_FRAMES} frames: cut it", item.name)
         width, height = stream.codec_context.width, stream.codec_context.height
         rate = float(stream.average_rate or stream.guessed_rate or RATE)
     if not count or not min(width, height):
         raise _damaged(item)
     _check_size(item, width, height, max_pixels)
-    return Film(count, rate if rate > 0 else RATE, width, height)
+    return Video(count, rate if rate > 0 else RATE, width, height)
 
 
 def _read(
@@ -126,11 +126,11 @@ def _read(
 def _check_size(item: MediaItem, width: int, height: int, max_pixels: int) -> None:
     if width * height > max_pixels:
         raise InvalidRequest(
-            f"{item.name}: the film of {width} x {height} pixels has more than the {max_pixels} that this server "
+            f"{item.name}: the video of {width} x {height} pixels has more than the {max_pixels} that this server "
             "decodes (--max-image-pixels): scale it down",
             item.name,
         )
 
 
 def _damaged(item: MediaItem) -> InvalidRequest:
-    return InvalidRequest(f"{item.name}: the film is damaged or cut short; send the whole file", item.name)
+    return InvalidRequest(f"{item.name}: the video is damaged or cut short; send the whole file", item.name)
