@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ from PIL import Image
 from tests.helpers.images import encoded, greedy, noise, reference_processor, write_vision
 from tests.helpers.lazy import lazy
 from tests.helpers.rig import Server, until, write_model
+from tests.helpers.vision_models import KINDS, write_seeing
+from tests.helpers.vision_models import greedy as seen
+from tests.helpers.vision_models import reference_processor as seeing_processor
 
 transformers = lazy("transformers")
 
@@ -274,3 +278,15 @@ def test_other_dialects_of_chat(server: Server) -> None:
         post(server, {**settings, "prompt": "A?", "raw": True, "images": [data]}, "/api/generate"),
     ):
         assert refused.status_code == 400, refused.text
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", list(KINDS))
+def test_every_kind_of_encoder(name: str, tmp_path: Path) -> None:
+    reference = write_seeing(tmp_path, name)
+    kind, images = KINDS[name], [noise(1), noise(2, 40, 24)]
+    text = f"user:{kind.marks[0]}What is this? {kind.marks[0]}"
+    _, wanted, _ = seen(reference, seeing_processor(tmp_path, name), text, images, COUNT, kind.first)
+    with closing(Server(tmp_path, "--dtype", "float32", "--load-format", "auto").start()) as server:
+        answer = post(server, body(said(part(images[0]), "What is this? ", part(images[1]))))
+    assert tokens(answer) == wanted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from fwk import FeatureSpec, Options, hookimpl, option
@@ -22,12 +23,16 @@ class TranscriptionOptions(Options):
     )
 
 
+def transcribes(config: Mapping[str, Any]) -> bool:
+    """Whether a model, by its config.json, has a decoder that writes down what an encoder hears."""
+    return bool(config.get("is_encoder_decoder")) and "num_mel_bins" in config
+
+
 class TranscriptionSpec(FeatureSpec):
     """Takes part where the model has a decoder that writes down what an encoder hears."""
 
     def refusal(self, facts: Facts) -> str | None:
-        raw = {} if facts.model is None else facts.model.raw
-        if facts.model is not None and not (raw.get("is_encoder_decoder") and "num_mel_bins" in raw):
+        if facts.model is not None and not transcribes(facts.model.raw):
             return f"is for models that transcribe sounds, which {facts.architecture} does not"
         return super().refusal(facts)
 

@@ -14,7 +14,7 @@ from fwk.errors import InvalidRequest
 from fwk.interfaces.dialect import EmbedInput, GenerateInput, SoundReading
 from fwk.interfaces.feature import JobPart, JobPartContext, ServerPart, ServerPartContext
 from fwk_multimodal._common.sound import HOP, Limit, pieces
-from fwk_multimodal.transcription import TranscriptionOptions
+from fwk_multimodal.transcription import TranscriptionOptions, transcribes
 
 WHY = "that this server transcribes (--max-sound-seconds)"
 CPU_SECONDS, CPU_SECONDS_PER_MB = 30.0, 3.0
@@ -55,18 +55,19 @@ class SoundJobs(JobPart):
 
 
 class Transcription(ServerPart, SoundReading):
-    """Has files decoded, and refuses prompts without a sound."""
+    """Has files decoded, and refuses prompts without a sound; of a model that does not transcribe, it does nothing."""
 
     def __init__(self, context: ServerPartContext) -> None:
         super().__init__(context)
         self._found: Mapping[str, Any] | None = None
         self._max_seconds: int = context.options.max_sound_seconds
-        if context.frontend is not None:
+        self._takes_part = context.config is not None and transcribes(context.config.raw)
+        if context.frontend is not None and self._takes_part:
             context.frontend.card = replace(context.frontend.card, task="transcribe")
             context.jobs.warm_up()
 
     def check(self, item: GenerateInput | EmbedInput) -> None:
-        if not getattr(item, "media", None):
+        if self._takes_part and not getattr(item, "media", None):
             raise InvalidRequest(
                 f"the model {self.context.model_name!r} writes down what it hears: send a sound to "
                 "/v1/audio/transcriptions, or to fwk.LLM.generate as media",
