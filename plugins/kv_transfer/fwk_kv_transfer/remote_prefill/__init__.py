@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 from pydantic import model_validator
@@ -16,7 +16,9 @@ from fwk.config.secrets import read_secret
 from fwk.errors import ConfigError
 from fwk.interfaces.feature import FeatureRun, Wire
 from fwk.interfaces.prefix_cache import PrefixCacheSpec
-from fwk_kv_transfer.remote_prefill.registry import open_registry
+
+if TYPE_CHECKING:
+    from fwk_kv_transfer.remote_prefill.registry import Registry
 
 OF_DECODE = frozenset(
     ("disaggregation_prefill_servers", "disaggregation_max_retries", "disaggregation_min_prompt_tokens",
@@ -150,7 +152,7 @@ class RemotePrefillOptions(Options):
                 )
             _check_url("--disaggregation-advertise-url", advertised)
         if given is not None:
-            open_registry(given)
+            _registry(given)
             if self.disaggregation_mode == "prefill" and advertised is None:
                 raise ValueError(
                     "--disaggregation-registry needs --disaggregation-advertise-url http://HOST:PORT, at which decode "
@@ -204,7 +206,7 @@ class RemotePrefillSpec(FeatureSpec):
     def check_server(self, configs: Sequence[Config], options: RemotePrefillOptions) -> None:
         options.secret()
         if options.disaggregation_registry is not None:
-            open_registry(options.disaggregation_registry).check()
+            _registry(options.disaggregation_registry).check()
         mode = f"--disaggregation-mode {options.disaggregation_mode}"
         if len(configs) > 1:
             raise ConfigError(f"{mode} is not possible with several models (--also): start servers for each")
@@ -266,6 +268,12 @@ class RemotePrefillSpec(FeatureSpec):
                 f"{mode} is not possible with --prefix-cache {cache.name}: K/V that come fill blocks at once, and what "
                 "was in these goes to a tier with the next step only; give the tiers to the prefill servers"
             )
+
+
+def _registry(url: str) -> Registry:
+    from fwk_kv_transfer.remote_prefill.registry import open_registry  # noqa: PLC0415 - few runs name one
+
+    return open_registry(url)
 
 
 @hookimpl

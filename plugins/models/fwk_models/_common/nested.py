@@ -19,6 +19,18 @@ LLAMA: dict[str, Any] = {
 }  # fmt: skip
 """What transformers' Llama has where a config does not say."""
 
+PIXTRAL: dict[str, Any] = {
+    "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16,
+    "num_channels": 3, "patch_size": 16, "hidden_act": "gelu",
+}  # fmt: skip
+"""What transformers' class of Pixtral's ``vision_config`` has where a file says nothing."""
+
+SIGLIP: dict[str, Any] = {
+    "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12,
+    "num_channels": 3, "image_size": 224, "patch_size": 16, "hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6,
+}  # fmt: skip
+"""What transformers' class of SigLIP's ``vision_config`` has where a file says nothing."""
+
 
 def language_model(raw: Mapping[str, Any], *, ties_outside: bool) -> Mapping[str, Any]:
     """``text_config`` with what stands around it, under the architecture's name; a config of text alone as it is.

@@ -18,11 +18,6 @@ if TYPE_CHECKING:
 
 EPS = 1e-5
 """Of its norms: no config says it."""
-PIXTRAL: dict[str, Any] = {
-    "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16,
-    "num_channels": 3, "patch_size": 16, "hidden_act": "gelu",
-}  # fmt: skip
-"""What transformers' class of ``vision_config`` has where a file says nothing."""
 
 
 def with_marks(x: Tensor, ends: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch.nn.functional as F
 
@@ -12,12 +12,6 @@ from fwk_models._common.vision import EncoderLayer, Sizes
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-SIGLIP: dict[str, Any] = {
-    "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12,
-    "num_channels": 3, "image_size": 224, "patch_size": 16, "hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6,
-}  # fmt: skip
-"""What transformers' class of ``vision_config`` has where a file says nothing."""
 
 
 class SiglipEncoder:

@@ -10,8 +10,7 @@ from fwk.interfaces.model import AttentionNeeds
 from fwk.interfaces.multimodal import MEDIA_SPAN
 from fwk.types import ModelConfig
 from fwk_models._common.config import Config, ConfiguredSpec, every_nth, number_of, with_two_ropes
-from fwk_models._common.nested import language_model, vision_of
-from fwk_models._common.siglip import SIGLIP
+from fwk_models._common.nested import SIGLIP, language_model, vision_of
 
 DEFAULTS: dict[str, dict[str, Any]] = {
     "Gemma3ForCausalLM": {

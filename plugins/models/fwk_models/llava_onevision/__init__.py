@@ -5,8 +5,7 @@ from typing import Any
 
 from fwk import ModelSpec, hookimpl
 from fwk.errors import ModelLoadError
-from fwk_models._common.nested import vision_of
-from fwk_models._common.siglip import SIGLIP
+from fwk_models._common.nested import SIGLIP, vision_of
 from fwk_models._common.text_config import with_text
 
 EYES: dict[str, Any] = {
