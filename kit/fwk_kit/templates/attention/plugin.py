@@ -24,7 +24,8 @@ class MineAttention(AttentionBackend):
 
     def plan(self, batch: ForwardBatch, layers: list[AttentionLayer]) -> list[tuple[slice, Tensor]]:
         """For each sequence its tokens in the batch, and the slots of all its tokens in the cache."""
-        size, sequences = self.context.block_size, list[tuple[slice, Tensor]]()
+        size = self.context.block_size
+        sequences: list[tuple[slice, Tensor]] = []
         table = batch.kv_groups[0].block_table.long()
         for row in range(batch.num_seqs):
             places = torch.arange(int(batch.seq_lens_np[row]), device=table.device)

@@ -22,7 +22,8 @@ class MineLoRA(LoRABackend):
         self._rows: dict[int, Tensor] = {}  # by slot: the tokens of the step
 
     def pack(self, layer: LoRALayer, matrices: Sequence[LoRAMatrices | None]) -> list[tuple[slice, Tensor, Tensor]]:
-        packed, start = list[tuple[slice, Tensor, Tensor]](), 0
+        packed: list[tuple[slice, Tensor, Tensor]] = []
+        start = 0
         for part, own in zip(layer.parts, matrices, strict=True):
             end = start + len(part.outputs)
             if own is not None:
