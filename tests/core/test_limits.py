@@ -64,12 +64,11 @@ def test_every_route_with_a_body_has_its_model() -> None:
         built = dialect(DialectContext(frontend))
         built.routes(app)
         built.admin_routes(app)
-        posts = {
-            getattr(route, "path", "")
-            for route in app.router.routes
-            if "POST" in (getattr(route, "methods", None) or ()) and not _has_no_body(route)
-        }
-        assert posts == set(dialect.requests)
+        posts = [route for route in app.router.routes if "POST" in (getattr(route, "methods", None) or ())]
+        whole = {getattr(route, "path", "") for route in posts}
+        assert (
+            {getattr(route, "path", "") for route in posts if not _has_no_body(route)} <= set(dialect.requests) <= whole
+        )
 
 
 def _has_no_body(route: Any) -> bool:

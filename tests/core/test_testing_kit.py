@@ -89,6 +89,7 @@ ELSEWHERE = {
     "models.qwen2_vl", "models.qwen3_vl", "models.qwen3_5_vl",
     "loaders.dummy", "logits_processors.logit_bias", "logits_processors.min_tokens", "logits_processors.bad_words",
     "logits_processors.allowed_token_ids", "logits_processors.prefix_tree", "dialects.playground", "dialects.scoring",
+    "dialects.openai-audio", "features.beam_search", "features.transcription",
     *(f"speculative.{name}" for name in ("standalone", "eagle", "eagle3", "medusa", "mtp")),
     *(f"models.{name}" for name in (
         "baichuan", "bart", "bert", "bert_classifier", "bloom", "chatglm", "cohere", "colbert", "deepseek_v2",
@@ -98,8 +99,8 @@ ELSEWHERE = {
         "roberta_classifier", "smollm3", "starcoder2", "t5",
     )),
 }  # fmt: skip
-"""tests/plugins looks at them: dialects that generate nothing, dummy weights, masks with rules of their own, models
-with other references."""
+"""tests/plugins and tests/e2e look at them: dialects that generate nothing, features with methods of their own, dummy
+weights, masks with rules of their own, models with other references."""
 
 
 def judge(folder: Path, faults: list[tuple[str, str]]) -> dict[str, dict[str, str]]:

@@ -65,7 +65,7 @@ POSTED = {"/v1/chat/completions/{}": {"metadata": {}}, "/v1/conversations/{}/ite
 
 def _has_model(spec: dict[str, Any], path: str) -> bool:
     content = spec["paths"][path]["post"].get("requestBody", {}).get("content", {})
-    schemas = [body["schema"] for body in content.values()]
+    schemas = [body["schema"] for kind, body in content.items() if kind == "application/json"]
     schemas += [one for schema in schemas for one in schema.get("anyOf", ())]
     return any("model" in schema.get("properties", {}) for schema in schemas)
 

@@ -38,6 +38,7 @@ KINDS = {
     "Qwen3MoeForCausalLM": "qwen3_moe", "Qwen3_5ForCausalLM": "qwen3_5_text",
     "Qwen3_5MoeForCausalLM": "qwen3_5_moe_text", "Qwen3NextForCausalLM": "qwen3_next",
     "SmolLM3ForCausalLM": "smollm3", "Starcoder2ForCausalLM": "starcoder2", "T5ForConditionalGeneration": "t5",
+    "WhisperForConditionalGeneration": "whisper",
 }  # fmt: skip
 """By architecture, transformers' name of its class."""
 
@@ -338,8 +339,14 @@ EXPERTS = {
     "granitemoehybrid": {"mamba_d_head", "time_step_limit"},
     "deepseek_v2": {"head_dim"},
     "bart": {"encoder_ffn_dim"},
+    "whisper": {
+        "begin_suppress_tokens", "use_weighted_layer_sum", "classifier_proj_size", "apply_spec_augment",
+        "mask_time_prob", "mask_time_length", "mask_time_min_masks", "mask_feature_prob", "mask_feature_length",
+        "mask_feature_min_masks", "median_filter_width",
+    },
 }  # fmt: skip
-"""Keys of layers that are refused (Nemotron-H's experts), that a class reads nowhere, or read under a made-up name."""
+"""Keys of layers that are refused (Nemotron-H's experts), that a class reads nowhere, or read under a made-up name; of
+Whisper, what is for training, for labels of sounds and for times of words, and what generation_config.json says."""
 
 
 def test_values_that_are_not_computed_are_refused(specs: dict[str, ConfiguredSpec]) -> None:
