@@ -131,7 +131,6 @@ def test_pairs(places: Places, pair: tuple[str, str], capsys: pytest.CaptureFixt
 
 OTHER_TRIPLES = (
     {"LoRA", "state group", "tensor parallel"},  # refused: adapters on matrices that are several in one need one rank
-    {"EAGLE-3", "MLA", "two attention backends"},  # refused: computed by transformers there, without taps
     {"cached prefix", "pre-emption", "prefill elsewhere"},  # the small cache has room for what is fetched alone
     {"cached prefix", "pre-emption", "state group"},  # the small cache keeps no state until the prompts come again
 )

@@ -78,6 +78,7 @@ REFUSED: dict[tuple[str, str], str] = {
     ("MXFP4 experts", "triton attention"): "triton.* for sinks, which it lacks",
     ("int8 KV", "two attention backends"): "'cpu' and 'torch' lay out K/V in int8 differently: name one for both",
     ("fp8 KV", "two attention backends"): "'cpu' and 'torch' lay out K/V in fp8_e4m3 differently: name one for both",
+    ("MLA", "two attention backends"): "cpu-prefill.torch-decode.* lacks latent, which model 'deepseek_v2' asks for",
     ("MXFP4 experts", "two attention backends"): "cpu-prefill.torch-decode.* for sinks, which it lacks",
     (
         "rerank",
