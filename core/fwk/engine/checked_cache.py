@@ -95,7 +95,7 @@ class CheckedCache(PrefixCache):
         self._ask("leave", None, None, ticket)
 
     def take_saves(self) -> BlockSaves | None:
-        self._locked = []  # whoever is in the batch runs
+        self._locked = []  # the sequences of the batch run
         return self._ask("take_saves", None, None)
 
     def root(self, namespace: str) -> Any:

@@ -58,7 +58,7 @@ def _kind_of(owner: type[Any], annotation: str) -> Any:
 def guard_questions(item: Declaration, who: str) -> None:
     """Have a declaration whose own code fails when it is asked refuse the run, or answer as its interface does.
 
-    All of a family are asked, so that one that nobody wants would end what does without it.
+    All of a family are asked, so that one that was not selected would end runs without it.
     """
     cls = type(item)
     base = next(one for one in cls.__mro__ if one.__module__.startswith("fwk.interfaces."))

@@ -160,7 +160,7 @@ def _in_thread(work: Callable[[], None]) -> Future[None]:
     def run() -> None:
         try:
             work()
-        except Exception as error:  # whatever it is, the reception has ended
+        except Exception as error:  # of any kind: the reception has ended
             future.set_exception(error)
         else:
             future.set_result(None)

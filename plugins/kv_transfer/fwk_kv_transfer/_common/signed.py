@@ -11,6 +11,7 @@ import socket
 import struct
 import threading
 import time
+from abc import abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -200,7 +201,7 @@ class SignedTransfer(KVTransfer):
         started, error, num_bytes = time.monotonic(), "", 0
         try:
             num_bytes = self._send_blocks(wire, job, wanted.places)
-        except Exception as found:  # whatever it is, the offer has ended
+        except Exception as found:  # of any kind: the offer has ended
             error = _words(found)
         self._end(self._offers, job, error, num_bytes, started)
 
@@ -215,9 +216,9 @@ class SignedTransfer(KVTransfer):
         wire.receive_message()  # it has them all
         return len(ids) * self._blocks.block_bytes
 
+    @abstractmethod
     def lend(self, wire: Wire, ids: np.ndarray) -> None:
         """Send blocks, or what the other side needs to read them; it says when it has them."""
-        raise NotImplementedError
 
     # Receptions.
 
@@ -240,7 +241,7 @@ class SignedTransfer(KVTransfer):
         try:
             with self._connect(job, peer) as connection:
                 num_bytes = self._receive_blocks(Wire(connection, job.deadline), job, places)
-        except Exception as found:  # whatever it is, the reception has ended
+        except Exception as found:  # of any kind: the reception has ended
             error = _words(found)
         self._end(self._receptions, job, error, num_bytes, started)
 
@@ -273,9 +274,9 @@ class SignedTransfer(KVTransfer):
         wire.send_message(b"")
         return len(places) * size
 
+    @abstractmethod
     def fetch(self, wire: Wire, job: Job) -> None:
         """Receive all blocks of a reception; ``Job.check`` between pieces. Raises what ends it."""
-        raise NotImplementedError
 
     # Both.
 

@@ -1,4 +1,4 @@
-"""Requests that search with beams instead of sampling: what they may say beside that."""
+"""Requests that search with beams instead of sampling: what they may say as well."""
 
 from __future__ import annotations
 

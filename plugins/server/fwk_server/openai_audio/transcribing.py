@@ -127,7 +127,7 @@ class Transcription:
         return next(code for code, known in languages.items() if known == token)
 
     async def _silence(self, placed: PlacedInput) -> float:
-        """The probability that nobody speaks."""
+        """The probability that no one speaks."""
         done = await self._done(self._one_of(placed, [self.speech.no_speech]))
         return math.exp(done.logprobs[0].logprob)
 
