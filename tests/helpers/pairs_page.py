@@ -103,6 +103,10 @@ REFUSED: dict[tuple[str, str], str] = {
         ): f"'{option}' .* asks attention backend 'double_sparsity' for tree_mask, which it lacks"
         for name, option in (("tree", "ngram"), ("EAGLE-3", "eagle3"))
     },
+    (
+        "MLA",
+        "double sparsity",
+    ): "'double_sparsity' .* cannot be used: it lacks latent, which model 'deepseek_v2' asks for",
     ("MXFP4 experts", "double sparsity"): "asks attention backend 'double_sparsity' for sinks, which it lacks",
     ("triton attention", "double sparsity"): "--attention-backend is given twice: triton and double_sparsity",
     (
