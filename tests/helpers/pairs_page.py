@@ -1,4 +1,4 @@
-"""``docs/compatibility.md``: which features compose. Printed by ``python -m tests.helpers.pairs_page``."""
+"""``docs/compatibility.md``: which features compose. Written by ``python -m tests.helpers.pairs_page``."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ HEAD = """# What composes
 Every two features below serve a tiny model with exactly the tokens of the plain path (torch attention, one process,
 no prefix cache, no drafts, adapters merged, quantised weights as the numbers they stand for), or are refused before
 anything is served. `tests/contracts/test_pairs.py` runs every cell and
-`python -m tests.helpers.pairs_page` prints this page. Client libraries that were tried are in
+`python -m tests.helpers.pairs_page` writes this page. Client libraries that were tried are in
 [clients.md](clients.md).
 
 """

@@ -23,14 +23,14 @@ from fwk_server.openai_audio.reply import clock
 from fwk_server.openai_audio.request import LISTS, read
 from fwk_server.openai_audio.tokens import STEP, segments
 
-transformers = lazy("transformers")
+whisper = lazy("transformers.models.whisper.generation_whisper")
 
 FIRST = 100
 
 
 def reference(tokens: list[int], count: int) -> tuple[list[tuple[int, int, list[int]]], int]:
     """What transformers makes of a window, in samples."""
-    retrieve = transformers.models.whisper.generation_whisper.WhisperGenerationMixin._retrieve_segment
+    retrieve = whisper.WhisperGenerationMixin._retrieve_segment
     frames = count // 160
     found, advance = retrieve(
         seek_sequence=torch.tensor(tokens), seek_outputs=[{"token_timestamps": None}],
