@@ -59,7 +59,7 @@ def test_equals_a_product_in_float64(size: tuple[int, int], dtype: torch.dtype, 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("out_features", SHARED_AND_OWN)
 def test_a_row_is_the_same_in_any_batch_and_on_any_number_of_threads(
-    out_features: int, dtype: torch.dtype, kernel: FloatKernel
+    out_features: int, dtype: torch.dtype, kernel: FloatKernel, request: pytest.FixtureRequest
 ) -> None:
     weight, x = random(out_features, 333, dtype=dtype), random(150, 333, dtype=dtype)
     matrix = kernel.pack(weight)
@@ -67,7 +67,9 @@ def test_a_row_is_the_same_in_any_batch_and_on_any_number_of_threads(
     for first, end in ((0, 1), (149, 150), (3, 16), (50, 150)):
         assert torch.equal(kernel.apply(matrix, x[first:end], None), whole[first:end])
     assert torch.equal(kernel.pack(weight).words, matrix.words)
-    alone, pair, crowd = (FloatKernel(ThreadPool(size), native.isas()[-1]) for size in (1, 2, 5))
+    instructions = request.node.callspec.params["kernel"]  # which packed the matrix
+    alone, pair, crowd = (FloatKernel(ThreadPool(size), instructions) for size in (1, 2, 5))
+    assert torch.equal(alone.apply(matrix, x, None), whole)
     for some in (x, x.repeat(3, 1)):
         assert torch.equal(alone.apply(matrix, some, None), pair.apply(matrix, some, None))
         assert torch.equal(alone.apply(matrix, some, None), crowd.apply(matrix, some, None))
