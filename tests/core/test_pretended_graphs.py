@@ -7,12 +7,13 @@ import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from tests.helpers.interpreted import interpreted
-from tests.helpers.pretend_cuda import JOURNAL, flashinfer_stand_in, serving, triton_kernels
+from tests.helpers.pretend_cuda import JOURNAL, device, flashinfer_stand_in, serving, triton_kernels
 from tests.helpers.pretend_cuda.graphs import Recording
 from tests.helpers.tiny import save_llama
 
@@ -359,13 +360,14 @@ def test_garbage_is_left_alone_while_steps_are_captured(
     tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, collects: bool
 ) -> None:
     seen: list[tuple[bool, bool]] = []  # whether it is on, and whether something is kept from it
-    real = Recording.capture
 
-    def capture(self: Recording, *parts: Any) -> Any:
-        seen.append((gc.isenabled(), gc.get_freeze_count() > 1000))
-        return real(self, *parts)
+    class Watched(Recording):
+        def capture(self, *parts: Any) -> Any:
+            seen.append((gc.isenabled(), gc.get_freeze_count() > 1000))
+            return super().capture(*parts)
 
-    monkeypatch.setattr(Recording, "capture", capture)
+    monkeypatch.setattr(device, "Recording", Watched)
+    monkeypatch.setattr(device, "gc", SimpleNamespace(collect=gc.collect, freeze=int))  # nothing is frozen before
     assert gc.isenabled()
     gc.unfreeze()
     Served(tiny_folder, enable_cudagraph_gc=collects)
@@ -454,8 +456,17 @@ def test_experts_that_the_host_waits_for_are_not_even_tried(tmp_path: Path, monk
     """A capture that fails costs a device more than a sentence."""
     (tmp_path / "config.json").write_text(json.dumps(MIXTURE))
     tried: list[str] = []
-    monkeypatch.setattr(Recording, "capture", lambda self, step, most: tried.append("whole"))
-    monkeypatch.setattr(Recording, "capture_pieces", lambda self, step: tried.append("in pieces"))
+
+    class Told(Recording):
+        def capture(self, *parts: Any) -> Any:
+            tried.append("whole")
+            return super().capture(*parts)
+
+        def capture_pieces(self, *parts: Any) -> Any:
+            tried.append("in pieces")
+            return super().capture_pieces(*parts)
+
+    monkeypatch.setattr(device, "Recording", Told)
     served = Served(tmp_path, moe_runner_backend="torch")
     assert served.how == "eager (MoE runner torch makes the host wait for the device)"
     assert served.tokens == on_cpu(tmp_path, moe_runner_backend="torch")

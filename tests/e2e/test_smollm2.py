@@ -53,12 +53,13 @@ def transformers_greedy() -> list[dict[str, Any]]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = AutoModelForCausalLM.from_pretrained(str(path.parent), gguf_file=path.name, dtype=torch.float32).eval()
+    model.generation_config.eos_token_id = None  # as with ignore_eos: it may be picked, and ends nothing
     made: list[dict[str, Any]] = []
     for prompt in PROMPTS:
         ids = torch.tensor([encode(prompt).ids])
         out = model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=NUM_TOKENS, min_new_tokens=NUM_TOKENS,
-            do_sample=False, output_logits=True, return_dict_in_generate=True,
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=NUM_TOKENS, do_sample=False,
+            output_logits=True, return_dict_in_generate=True,
         )  # fmt: skip
         scores = torch.log_softmax(torch.cat(out.logits).float(), -1)
         best = scores.topk(2).values

@@ -23,6 +23,7 @@ import tempfile
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from importlib.metadata import entry_points
@@ -80,13 +81,20 @@ class Zygote:
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        self._environment = environment
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._control, self._lock = ours, threading.Lock()
+        self._environment, self._lock = environment, threading.Lock()
+        self._log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
+        self._begin()
+
+    def _begin(self) -> None:
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [sys.executable, "-P", __file__, str(theirs.fileno())]
         with theirs:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=environment
+                command,
+                stdin=subprocess.DEVNULL,
+                stderr=self._log,
+                pass_fds=[theirs.fileno()],
+                env=self._environment,
             )
 
     def serves(self, environment: Mapping[str, str]) -> bool:
@@ -112,13 +120,37 @@ class Zygote:
         output: its standard output.
         """
         asked = {"words": words, "environment": dict(environment), "folder": os.getcwd(), "parent": os.getpid()}
-        with self._lock, adopting_orphans():
-            socket.send_fds(self._control, [json.dumps(asked | {"passed": passed}).encode()], [output, log, *passed])
-            return Forked(int(self._control.recv(64) or exit_of(self._process)))
+        message = json.dumps(asked | {"passed": passed}).encode()
+        with self._lock:
+            return Forked(
+                self._fork(message, [output, log, *passed]) or self._fork_anew(message, [output, log, *passed])
+            )
 
-    def close(self) -> None:
+    def _fork(self, message: bytes, descriptors: list[int]) -> int:
+        """Its number; 0 if the zygote has ended."""
+        with adopting_orphans(), contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            socket.send_fds(self._control, [message], descriptors)
+            return int(self._control.recv(64) or 0)
+        return 0
+
+    def _fork_anew(self, message: bytes, descriptors: list[int]) -> int:
+        """Of another zygote, and say why; tests that come later are not to fail for what ended the first."""
+        self._end()
+        self._log.seek(0)
+        said = f"the zygote ended with {self._process.returncode}: {self._log.read()[-2000:]}"
+        warnings.warn(said, stacklevel=3)  # which the run's summary tells
+        self._begin()
+        if found := self._fork(message, descriptors):
+            return found
+        raise RuntimeError(f"the second time, too, {said}")
+
+    def _end(self) -> None:
         self._control.close()
         self._process.wait()
+
+    def close(self) -> None:
+        self._end()
+        self._log.close()
 
 
 @cache
@@ -172,10 +204,6 @@ def start_rank(command: Sequence[str], env: Mapping[str, str], pass_fds: Sequenc
     if not zygote().serves(env):
         return subprocess.Popen(command, env=env, pass_fds=pass_fds, stdin=stdin)
     return zygote().start(command[3:], env, passed=pass_fds)
-
-
-def exit_of(process: subprocess.Popen[bytes]) -> int:
-    raise RuntimeError(f"the zygote ended with {process.wait()}")
 
 
 @contextlib.contextmanager
