@@ -29,15 +29,15 @@ class KernelsHook(BuildHookInterface[Any]):
         if not wanted or version == "editable":
             return
         root = Path(self.root)
-        sys.path.insert(0, str(root / "core"))
-        from fwk.native import ISA_FLAGS, prebuilt  # noqa: PLC0415 - found once the path has it
+        sys.path[:0] = [str(root / folder) for folder in ("errors", "native", "process")]
+        from fwk_native import ISA_FLAGS, prebuilt  # noqa: PLC0415 - found once the path has it
 
         if wanted == ["all"]:
             wanted = list(ISA_FLAGS) if platform.machine() in ("x86_64", "AMD64") else ["plain"]
         self._folder = tempfile.TemporaryDirectory()
-        sources = sorted([*root.glob("core/**/*.cpp"), *root.glob("plugins/**/*.cpp")])
+        sources = sorted([*root.glob("native/**/*.cpp"), *root.glob("plugins/**/*.cpp")])
         for library in prebuilt.build_all(sources, wanted, Path(self._folder.name)):
-            build_data["force_include"][str(library)] = f"fwk/native/prebuilt/{library.parent.name}/{library.name}"
+            build_data["force_include"][str(library)] = f"fwk_native/prebuilt/{library.parent.name}/{library.name}"
         build_data["pure_python"] = False
         platform_tag = sysconfig.get_platform().replace("-", "_").replace(".", "_")
         build_data["tag"] = f"py3-none-{platform_tag}"

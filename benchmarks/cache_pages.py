@@ -22,7 +22,7 @@ from fwk.worker.kv import kv_cache
 
 
 def small_pages(num_bytes: int) -> torch.Tensor:
-    """As ``fwk.native.huge_pages.zeros``, in whatever pages the system has by default."""
+    """As ``fwk_native.huge_pages.zeros``, in whatever pages the system has by default."""
     return torch.zeros(num_bytes, dtype=torch.uint8)
 
 

@@ -16,7 +16,7 @@ import statistics
 import time
 from pathlib import Path
 
-from fwk import native
+import fwk_native as native
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 

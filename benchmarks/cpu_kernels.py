@@ -20,12 +20,12 @@ import torch
 
 from fwk.interfaces.attention import AttentionContext, AttentionLayer
 from fwk.interfaces.device import DeviceContext
-from fwk.native.thread_pool import ThreadPool
 from fwk.plugins import discover, find, load_object
 from fwk.types import ForwardBatch
 from fwk.types.batch import KVGroup
 from fwk.worker.kv.kv_cache import allocate
 from fwk_devices.cpu.device import Cpu
+from fwk_native.thread_pool import ThreadPool
 
 BLOCK = 16
 STEPS: dict[str, tuple[Sequence[int], Sequence[int]]] = {

@@ -23,8 +23,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fwk import native
-from fwk.native.thread_pool import ThreadPool, operator
+import fwk_native as native
+from fwk_native.thread_pool import ThreadPool, operator
 from fwk_quant._linear_cpu.integers import IntegerKernel, Integers, Nested
 from fwk_quant._linear_cpu.kernel import FloatKernel, LinearKernel, PackedMatrix
 

@@ -20,8 +20,8 @@ from typing import Any
 
 import fwk
 from fwk import SamplingParams
-from fwk.native.thread_pool import ThreadPool
 from fwk.types import Request
+from fwk_native.thread_pool import ThreadPool
 
 Times = dict[str, float]
 

@@ -65,10 +65,10 @@ def bounds(formats: list[str], shape: str, isa: str | None, rounds: int, *, coun
     """Print what share of the read bound products with each format reach."""
     import torch
 
+    import fwk_native as native
     from benchmarks.cpu_linears import integers, reader, size_of
     from benchmarks.model_shapes import SHAPES, tensors
-    from fwk import native
-    from fwk.native.thread_pool import ThreadPool
+    from fwk_native.thread_pool import ThreadPool
     from fwk_quant._linear_cpu.integers import IntegerKernel
 
     clock = time.thread_time if counts_cpu else time.perf_counter

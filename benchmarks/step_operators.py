@@ -17,10 +17,11 @@ from collections import defaultdict
 from pathlib import Path
 
 import fwk
+import fwk_native as native
 from benchmarks.prompt_time import label_of
-from fwk import SamplingParams, native
-from fwk.native.thread_pool import Tape
+from fwk import SamplingParams
 from fwk.types import Request
+from fwk_native.thread_pool import Tape
 
 SOURCE = Path(__file__).with_name("step_operators.cpp")
 

@@ -1,4 +1,7 @@
-"""Every exception fwk raises on purpose. Each message names the thing and what to do about it."""
+"""Every exception fwk raises on purpose. Each message names the thing and what to do about it.
+
+Those that packages beside core raise, too, are defined in ``fwk_errors``.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-
-class FwkError(Exception):
-    """Base of all errors that are meant for a person to read; a command that ends with one has its exit code."""
-
-    exit_code: int = 1
-
-
-class ConfigError(FwkError):
-    """An option is unknown, of the wrong type, out of range, or given for a feature that is not selected."""
-
-    exit_code = 2
+from fwk_errors import ConfigError as ConfigError
+from fwk_errors import FwkError as FwkError
+from fwk_errors import ModelLoadError as ModelLoadError
+from fwk_errors import PluginError as PluginError
 
 
 class PortTaken(ConfigError):
@@ -28,20 +24,8 @@ class PortTaken(ConfigError):
     exit_code = 3
 
 
-class PluginError(FwkError):
-    """A plugin could not be loaded, declared or chosen."""
-
-    exit_code = 5
-
-
 class PluginLoadError(PluginError):
     """A selected plugin failed to import, to declare or to build."""
-
-
-class ModelLoadError(FwkError):
-    """The model's files are missing, damaged, or of a kind nobody here can read."""
-
-    exit_code = 4
 
 
 class InvalidRequest(FwkError):

@@ -23,11 +23,15 @@ MODULES: Mapping[str, str] = {
     "fwk.interfaces.ranked": "fwk.interfaces.ranked_list",
     "fwk.layers.state": "fwk.interfaces.state",
     "fwk.layers.wanted": "fwk.layers.select_tokens",
+    "fwk.native": "fwk_native",
+    "fwk.native.huge_pages": "fwk_native.huge_pages",
+    "fwk.native.memory": "fwk_native.memory",
+    "fwk.native.thread_pool": "fwk_native.thread_pool",
     "fwk.process": "fwk_process",
     "fwk.process.folders": "fwk_process.folders",
     "fwk.process.parent": "fwk_process.parent",
     "fwk.types.beam_search": "fwk_features.beam_search.search",
-    "fwk.team": "fwk.native.thread_pool",
+    "fwk.team": "fwk_native.thread_pool",
 }
 """Modules, by their former names."""
 
@@ -40,16 +44,16 @@ NAMES: Mapping[str, Mapping[str, str]] = {
     },
     "fwk.layers.select_tokens": {"WantedTokens": "fwk.layers.select_tokens.SelectTokens"},
     "fwk.native": {
-        "COMMON_FLAGS": "fwk.native.build.COMMON_FLAGS",
-        "COMPILERS": "fwk.native.compiler.COMPILERS",
-        "TIMEOUT": "fwk.native.compiler.TIMEOUT",
+        "COMMON_FLAGS": "fwk_native.build.COMMON_FLAGS",
+        "COMPILERS": "fwk_native.compiler.COMPILERS",
+        "TIMEOUT": "fwk_native.compiler.TIMEOUT",
     },
     "fwk.native.huge_pages": {
-        "forgotten": "fwk.native.huge_pages.discard_writes",
-        "populate_soon": "fwk.native.huge_pages.prefault_async",
+        "forgotten": "fwk_native.huge_pages.discard_writes",
+        "populate_soon": "fwk_native.huge_pages.prefault_async",
     },
-    "fwk.native.memory": {"MemoryAhead": "fwk.native.memory.MemoryPrefaulter"},
-    "fwk.native.thread_pool": {"Team": "fwk.native.thread_pool.ThreadPool"},
+    "fwk.native.memory": {"MemoryAhead": "fwk_native.memory.MemoryPrefaulter"},
+    "fwk.native.thread_pool": {"Team": "fwk_native.thread_pool.ThreadPool"},
     "fwk.types": {
         "AdapterInfo": "fwk.interfaces.lora.AdapterInfo",
         "Media": "fwk.interfaces.multimodal.Media",
@@ -57,7 +61,7 @@ NAMES: Mapping[str, Mapping[str, str]] = {
     },
     "fwk.types.request": {"AdapterInfo": "fwk.interfaces.lora.AdapterInfo"},
 }
-"""Names in modules that are still there: where each is now."""
+"""Names in modules, some of which have moved since: where each is now."""
 
 MEMBERS: Mapping[str, Mapping[str, str]] = {
     "fwk.interfaces.attention": {"AttentionContext.team": "threads"},
@@ -95,7 +99,7 @@ class _FormerModule:
         new = MODULES[module.__name__]
         _warn(module.__name__, new, 2)  # at the import statement: the importlib between does not count
         found = importlib.import_module(new)
-        module.__getattr__ = partial(getattr, found)  # type: ignore[method-assign]
+        module.__getattr__ = partial(_find_moved, module.__name__, found)  # type: ignore[method-assign]
         module.__dict__["__all__"] = [name for name in dir(found) if not name.startswith("_")]
 
 
@@ -125,12 +129,16 @@ def _exec_with_names(exec_module: Any, module: ModuleType) -> None:
 
 
 def _find(module: str, name: str) -> Any:
-    new = NAMES[module].get(name)
+    new = NAMES.get(module, {}).get(name)
     if new is None:
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
     _warn(f"{module}.{name}", new, 2)
     place, _, attribute = new.rpartition(".")
     return getattr(importlib.import_module(place), attribute)
+
+
+def _find_moved(module: str, found: ModuleType, name: str) -> Any:
+    return getattr(found, name) if hasattr(found, name) else _find(module, name)
 
 
 def _read(member: str, new: str, owner: Any) -> Any:

@@ -16,7 +16,8 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 import fwk
-from fwk import Ask, AttentionBackendSpec, ExecutorSpec, Limit, SamplingParams, hookimpl, native
+import fwk_native as native
+from fwk import Ask, AttentionBackendSpec, ExecutorSpec, Limit, SamplingParams, hookimpl
 from fwk.errors import FwkError
 from fwk.plugins import PluginSet, discover
 from fwk.worker.worker import LocalWorker

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.helpers.isas import isa_params
 
-from fwk import native
+import fwk_native as native
 from fwk.plugins import Registered
 from fwk_kit.testing import OperatorsSuite
 from fwk_kit.testing.operators import DTYPES

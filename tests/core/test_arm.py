@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from fwk.native import INCLUDE, compiler
-from fwk.native.build import COMMON_FLAGS
+from fwk_native import INCLUDE, compiler
+from fwk_native.build import COMMON_FLAGS
 
 ROOT = Path(__file__).parents[2]
 NATIVE = ROOT / "tests/native"
@@ -35,7 +35,7 @@ pytestmark = [
 
 def build(command: list[str], name: str, target: Path) -> Path:
     plugins = ["", "quant/fwk_quant/_linear_cpu", "attention/fwk_attention/cpu"]
-    folders = [INCLUDE, ROOT / "core/fwk/native", NATIVE, *(ROOT / "plugins" / folder for folder in plugins)]
+    folders = [INCLUDE, ROOT / "native/fwk_native", NATIVE, *(ROOT / "plugins" / folder for folder in plugins)]
     words = [
         *command,
         *COMMON_FLAGS,

@@ -19,7 +19,6 @@ from fwk.config import EngineOptions
 from fwk.errors import ConfigError, FwkError, PluginError
 from fwk.interfaces.attention import AttentionBackend, AttentionContext, AttentionLayer
 from fwk.interfaces.declaration import Facts
-from fwk.native.thread_pool import ThreadPool
 from fwk.plugins import build_config, discover
 from fwk.plugins.attention_pair import AttentionPairSpec, with_attention_pairs
 from fwk.types import ForwardBatch
@@ -29,6 +28,7 @@ from fwk_attention.torch_sdpa.backend import TorchBackend
 from fwk_kit.testing import AttentionSuite
 from fwk_kit.testing.base import installed
 from fwk_kit.testing.batches import make_batch
+from fwk_native.thread_pool import ThreadPool
 
 PROMPTS = [[1, 7, 3, 9] * 9, list(range(40, 75)), [5, 5, 6], [11] * 20]
 OPTIONS: dict[str, Any] = {

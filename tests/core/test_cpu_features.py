@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from fwk import native
+import fwk_native as native
 from fwk.errors import ConfigError
-from fwk.native import amx, cpu_features
+from fwk_native import amx, cpu_features
 
 ALL = frozenset[str]().union(*native.ISA_NEEDS.values())
 

@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from fwk import native
+import fwk_native as native
 from fwk.interfaces.graphs import Graph, GraphCapture, NotCapturable, StepOutput, StepSize
 from fwk.interfaces.model import Model
 from fwk.interfaces.operators import OperatorContext, Operators
-from fwk.native.thread_pool import ThreadPool
 from fwk.plugins import discover, find, load_object
 from fwk.types import ForwardBatch
 from fwk.worker.graphs.step_graphs import CapturedStepModel
+from fwk_native.thread_pool import ThreadPool
 from fwk_operators.cpu.graph import TapeCapture
 
 pytestmark = pytest.mark.skipif(native.refusal() is not None, reason="no C++ compiler")

@@ -98,7 +98,7 @@ def test_the_page_names_every_former_module() -> None:
 
 
 def test_nothing_of_ours_uses_a_former_name() -> None:
-    code = "import fwk, fwk.plugins; fwk.plugins.discover(); import fwk.interfaces.lora, fwk.native.thread_pool"
+    code = "import fwk, fwk.plugins; fwk.plugins.discover(); import fwk.interfaces.lora, fwk_native.thread_pool"
     done = subprocess.run(
         [sys.executable, "-W", "error::DeprecationWarning", "-c", code], capture_output=True, text=True
     )

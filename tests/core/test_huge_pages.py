@@ -12,9 +12,9 @@ import torch
 
 from fwk.interfaces.attention import AttentionLayer, BlockFormat
 from fwk.interfaces.device import DeviceContext
-from fwk.native import huge_pages
 from fwk.worker.kv.kv_cache import allocate, scratch_kv_cache
 from fwk_devices.cpu.device import ALIGNMENT, Cpu
+from fwk_native import huge_pages
 
 DEVICE = (Cpu(DeviceContext()), torch.device("cpu"))
 

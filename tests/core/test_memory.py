@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from fwk.engine.process import LaunchSpec
-from fwk.native.memory import HUGE, MAX_PREFAULT_BYTES, MemoryPrefaulter
 from fwk.server.engine_process import EngineProcess
 from fwk.setup.checkpoint import num_bytes
+from fwk_native.memory import HUGE, MAX_PREFAULT_BYTES, MemoryPrefaulter
 
 takes = pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="memory is taken ahead on Linux, in huge pages")
 

@@ -16,14 +16,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fwk import native
+import fwk_native as native
 from fwk.config import Config, EngineOptions
 from fwk.errors import ConfigError, PluginError
-from fwk.native import build
-from fwk.native import cache as libraries
-from fwk.native.ahead import build_ahead
 from fwk.plugins import discover
 from fwk.plugins.selection import probable_kernels
+from fwk_native import build
+from fwk_native import cache as libraries
+from fwk_native.ahead import build_ahead
 
 SOURCE = 'extern "C" int answer() { return %s; }'
 
@@ -76,7 +76,7 @@ def test_headers_are_found_and_a_change_of_one_builds_anew(cache: Path, tmp_path
 @pytest.mark.sweep
 def test_two_processes_build_one_library(cache: Path, tmp_path: Path) -> None:
     source = kernel(tmp_path)
-    code = f"from pathlib import Path; from fwk import native; native.load(Path({str(source)!r}), 'plain')"
+    code = f"from pathlib import Path; import fwk_native as native; native.load(Path({str(source)!r}), 'plain')"
     running = [subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE) for _ in range(2)]
     said = [process.communicate()[1].decode().count("building") for process in running]
     assert [process.returncode for process in running] == [0, 0]
@@ -174,7 +174,9 @@ def test_sigterm_during_a_build_leaves_nothing(cache: Path, tmp_path: Path, monk
     )
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
-    code = f"from pathlib import Path; from fwk import native; native.load(Path({str(kernel(tmp_path))!r}), 'plain')"
+    code = (
+        f"from pathlib import Path; import fwk_native as native; native.load(Path({str(kernel(tmp_path))!r}), 'plain')"
+    )
     process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE)
     deadline = time.monotonic() + 60
     while not started.exists() and time.monotonic() < deadline:

@@ -75,10 +75,12 @@ def test_every_plugin_folder_is_packaged_and_checked() -> None:
     assert packaged == folders | {
         "core/fwk",
         "deprecated/fwk_deprecated",
+        "errors/fwk_errors",
         "http/fwk_http",
         "jinja/fwk_jinja",
         "jobs/fwk_jobs",
         "kit/fwk_kit",
+        "native/fwk_native",
         "process/fwk_process",
         "tiles/fwk_tiles",
     }
@@ -87,10 +89,12 @@ def test_every_plugin_folder_is_packaged_and_checked() -> None:
     assert set(linter["root_packages"]) == names | {
         "fwk",
         "fwk_deprecated",
+        "fwk_errors",
         "fwk_http",
         "fwk_jinja",
         "fwk_jobs",
         "fwk_kit",
+        "fwk_native",
         "fwk_process",
         "fwk_tiles",
     }

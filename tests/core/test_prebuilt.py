@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fwk import native
+import fwk_native as native
 from fwk.errors import PluginError
-from fwk.native import build, compiler, prebuilt
+from fwk_native import build, compiler, prebuilt
 
 ROOT = Path(__file__).parents[2]
 needs_compiler = pytest.mark.skipif(compiler.find() is None, reason="no C++ compiler")
@@ -81,7 +81,7 @@ def test_a_wheel_is_built(tmp_path: Path, kernels: str) -> None:
     subprocess.run(command, cwd=ROOT, env={**os.environ, "FWK_KERNELS": kernels}, check=True)
     [wheel] = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
-    libraries = [name for name in names if name.startswith("fwk/native/prebuilt/")]
+    libraries = [name for name in names if name.startswith("fwk_native/prebuilt/")]
     assert wheel.name.endswith("-none-any.whl") == (not kernels)
     assert len(libraries) == (len([name for name in names if name.endswith(".cpp")]) if kernels else 0)
     for name in ("fwk_server/playground/static/app.js", "fwk_operators/cpu/operators.cpp", "fwk/py.typed"):

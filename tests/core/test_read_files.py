@@ -108,7 +108,7 @@ OWN = {
     "core/fwk/config/files.py": "what all others read through",
     "plugins/multimodal/fwk_multimodal/media/reader.py": "its own, which follows no link",
     "process/fwk_process/": "/proc and /sys",
-    "core/fwk/native/": "files of the program, and of a cache folder that it made",
+    "native/fwk_native/": "files of the program, and of a cache folder that it made",
     "core/fwk/plugins/peers.py": "files of the program",
     "core/fwk/worker/loading/model_identity.py": "files of the program",
     "plugins/features/fwk_features/weights_cache/": "files of a cache folder that it made",

@@ -17,9 +17,9 @@ import torch
 from tests.helpers.rig import until
 from tests.helpers.tiny import TINY
 
-from fwk import native
+import fwk_native as native
 from fwk.interfaces.operators import OperatorContext
-from fwk.native.thread_pool import Tape, ThreadPool, operator
+from fwk_native.thread_pool import Tape, ThreadPool, operator
 
 pytestmark = pytest.mark.skipif(native.refusal() is not None, reason="no C++ compiler")
 
@@ -318,5 +318,5 @@ def test_cpu_threads_are_torchs_and_the_teams(tmp_path: Path) -> None:
 def test_a_context_without_threads_says_what_is_missing() -> None:
     context = OperatorContext(torch.device("cpu"), torch.float32)
     assert context.threads.size == 1
-    with pytest.raises(RuntimeError, match=r"has no threads .* threads=fwk\.native\.thread_pool\.ThreadPool\(\)"):
+    with pytest.raises(RuntimeError, match=r"has no threads .* threads=fwk_native\.thread_pool\.ThreadPool\(\)"):
         context.threads.run(0, None)

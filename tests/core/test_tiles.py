@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fwk import native
+import fwk_native as native
 
 pytestmark = pytest.mark.skipif(native.refusal() is not None, reason="no C++ compiler")
 

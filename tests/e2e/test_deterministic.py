@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 import fwk
-from fwk import SamplingParams, native
+import fwk_native as native
+from fwk import SamplingParams
 from fwk.errors import ConfigError, FwkError, PluginError
 from fwk_kit.testing.serving import TINY
 from tests.helpers.checkpoints import make_checkpoint

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 import fwk
-from fwk import SamplingParams, native
+import fwk_native as native
+from fwk import SamplingParams
 from fwk.interfaces.declaration import Facts
 from fwk.plugins import discover, find
 from fwk_kit.testing.serving import TINY

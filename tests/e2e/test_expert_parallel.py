@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 import fwk
-from fwk import MoERunnerSpec, SamplingParams, hookimpl, native
+import fwk_native as native
+from fwk import MoERunnerSpec, SamplingParams, hookimpl
 from fwk.errors import ConfigError, FwkError, ModelLoadError, PluginError
 from fwk.features.declared import declared
 from fwk.interfaces.declaration import Facts

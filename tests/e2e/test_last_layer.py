@@ -9,7 +9,8 @@ import pytest
 from torch import Tensor
 
 import fwk
-from fwk import SamplingParams, native
+import fwk_native as native
+from fwk import SamplingParams
 from fwk.plugins import discover, find, load_object
 from tests.helpers.checkpoints import make_checkpoint
 

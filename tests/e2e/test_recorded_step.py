@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 import fwk
-from fwk import SamplingParams, native
+import fwk_native as native
+from fwk import SamplingParams
 from fwk.errors import ConfigError
 from fwk.interfaces.graphs import StepOutput, StepSize
 from fwk.types import ForwardBatch

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fwk import native
+import fwk_native as native
 
 
 def isa_params(*others: Any, least: str = "plain") -> list[Any]:

@@ -20,7 +20,6 @@ from fwk.interfaces.model import Model, ModelContext, ModelSpec
 from fwk.interfaces.operators import OperatorContext
 from fwk.interfaces.parallel import ParallelGroup, SingleRank
 from fwk.interfaces.quant import OneFormat, QuantContext, QuantMethod
-from fwk.native.thread_pool import ThreadPool
 from fwk.plugins import Registered, build, choose, discover, find, load_object
 from fwk.plugins.selection import plugin_options as plugin_options_of
 from fwk.types import ModelConfig
@@ -28,6 +27,7 @@ from fwk.worker.loading.quantization import ChosenQuantization
 from fwk.worker.loading.weights import TrackedWeights
 from fwk_kit.testing.batches import block_tables, make_batch
 from fwk_kit.testing.weights import Tensors
+from fwk_native.thread_pool import ThreadPool
 
 
 def make_context(

@@ -21,8 +21,8 @@ from typing import Any
 import httpx
 import psutil
 
-from fwk.native import ahead
 from fwk.plugins import discover
+from fwk_native import ahead
 from tests.helpers.http import NO_TLS
 from tests.helpers.packages import write_metadata
 from tests.helpers.zygote import zygote

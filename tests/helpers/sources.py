@@ -6,9 +6,8 @@ import ast
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-FILES = sorted(
-    path for folder in ("core", "deprecated", "plugins", "process") for path in (ROOT / folder).rglob("*.py")
-)
+FOLDERS = ("core", "deprecated", "errors", "native", "plugins", "process")
+FILES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
 
 
 def dotted(node: ast.expr) -> str:

@@ -21,11 +21,11 @@ import zmq
 
 from fwk.config.wire import from_plain
 from fwk.errors import FwkError, PluginError, one_line_traceback
-from fwk.native.memory import MemoryPrefaulter
 from fwk.plugins import PluginSet, discover, plugin_that_raised
 from fwk.plugins.audit import Audit
 from fwk.plugins.factory import code_owners
 from fwk.types import EngineFailed, EngineReady
+from fwk_native.memory import MemoryPrefaulter
 from fwk_process.crash import crash_file, record_crashes
 from fwk_process.gc import gc_paused
 from fwk_process.log import set_up_log

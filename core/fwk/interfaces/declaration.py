@@ -231,7 +231,7 @@ class Declaration:
     - ``summary``: one line for ``fwk plugins list``.
     - ``touches``: what the plugin's own code does besides answering core, of ``TOUCHES``, for its users to know; what a
       plugin of another package touches undeclared is in the log, and refused with ``--strict``.
-    - ``kernels``: C++ sources that it builds on first use (``fwk.native``); a server begins with them while it fetches.
+    - ``kernels``: C++ sources that it builds on first use (``fwk_native``); a server begins with them while it fetches.
     """
 
     family: ClassVar[str] = ""

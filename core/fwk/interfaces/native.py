@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 
 class NativeThreads(Protocol):
-    """Runs native operators, one after the other. Core's is ``fwk.native.thread_pool.ThreadPool``, one per worker."""
+    """Runs native operators, one after the other. Core's is ``fwk_native.thread_pool.ThreadPool``, one per worker."""
 
     @property
     def size(self) -> int:
@@ -17,7 +17,7 @@ class NativeThreads(Protocol):
     def run(self, op: int, args: Any, *, is_small: bool = False) -> None:
         """Run one operator, or append it to the step that is being recorded.
 
-        op: its address (``fwk.native.thread_pool.operator``).
+        op: its address (``fwk_native.thread_pool.operator``).
         args: a ctypes structure, which the operator only reads. Where it is recorded, what it points at must stay for
             the worker's life. A step is recorded where all that it computes goes through here: an operator of torch in
             between, or other operators for few tokens than for many, has steps computed one by one (/server_info).
@@ -57,7 +57,7 @@ class NoThreads:
         """Raises ``RuntimeError``."""
         raise RuntimeError(
             "this plugin's context has no threads to run native operators: build it with "
-            "threads=fwk.native.thread_pool.ThreadPool()"
+            "threads=fwk_native.thread_pool.ThreadPool()"
         )
 
 

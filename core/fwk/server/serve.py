@@ -16,7 +16,6 @@ from starlette.types import ASGIApp
 from fwk import __version__
 from fwk.config import Config
 from fwk.errors import ConfigError, EngineDead, PluginError
-from fwk.native.ahead import build_ahead
 from fwk.plugins import PluginSet
 from fwk.plugins.pools import model_router
 from fwk.plugins.selection import probable_kernels
@@ -30,6 +29,7 @@ from fwk.types import EngineReady
 from fwk_http.addresses import address
 from fwk_http.handover import Offer
 from fwk_http.server import HttpServer
+from fwk_native.ahead import build_ahead
 from fwk_process.file_limits import allow_more_descriptors
 from fwk_process.gc import gc_paused
 from fwk_process.malloc import Heap, return_large_blocks

@@ -26,7 +26,6 @@ from fwk.interfaces.parallel import ParallelGroup
 from fwk.interfaces.prefix_cache import PrefixCacheSpec
 from fwk.interfaces.sampling import LogitsProcessor, Sampler, SamplerSpec, SamplingContext
 from fwk.interfaces.speculative import SpeculativeContext, SpeculativeDecoder
-from fwk.native.thread_pool import ThreadPool
 from fwk.plugins.answers import checked
 from fwk.plugins.pools import num_engines
 from fwk.setup.devices import take_device
@@ -63,6 +62,7 @@ from fwk.worker.sampling.grammar import GrammarMasks, GrammarStore
 from fwk.worker.sampling.pipeline import Place, SamplingPipeline
 from fwk.worker.sampling.processors import ProcessorBuilder, ProcessorSwitch
 from fwk.worker.sampling.step_sampler import StepSampler
+from fwk_native.thread_pool import ThreadPool
 
 MAX_IN_FLIGHT = 2
 """Steps that a device may be given before the first of them is collected."""

@@ -11,10 +11,10 @@ import torch
 
 from fwk.interfaces.attention import AttentionBackend, AttentionContext, AttentionLayer, KVKind
 from fwk.interfaces.declaration import Facts
-from fwk.native.thread_pool import ThreadPool
 from fwk.plugins import Registered, load_object
 from fwk.plugins.selection import plugin_options
 from fwk_kit.testing.batches import block_tables, make_batch, sees
+from fwk_native.thread_pool import ThreadPool
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 TOLERANCE = {"float32": 2e-5, "bfloat16": 0.02}

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from fwk.interfaces.sampling import LogitsProcessor, LogitsProcessorSpec, LogitsView, SamplingContext
-from fwk.native.thread_pool import ThreadPool
 from fwk.plugins import Registered
 from fwk.types import SamplingParams
 from fwk_kit.testing.fake_frontend import ByteText
 from fwk_kit.testing.served import ServedSuite
+from fwk_native.thread_pool import ThreadPool
 
 VOCAB, SLOTS, EOS = 80, 32, 2
 TEXTS: list[list[int]] = [[1, 5, 9, 5], [7], [3, 3, 3, 3, 3, 8], [11, 12, 13, 14, 15, 16, 17]]

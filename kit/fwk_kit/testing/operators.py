@@ -14,9 +14,9 @@ from fwk.interfaces.declaration import Facts
 from fwk.interfaces.moe import Routing
 from fwk.interfaces.operators import OperatorContext, Operators
 from fwk.interfaces.quant import RoundedRows
-from fwk.native.thread_pool import ThreadPool
 from fwk.plugins import Registered
 from fwk_kit.testing.served import ServedSuite
+from fwk_native.thread_pool import ThreadPool
 
 DTYPES = [torch.float32, torch.bfloat16]
 SIZES = [1, 15, 16, 17, 576]

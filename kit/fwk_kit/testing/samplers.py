@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from fwk.interfaces.sampling import Sampler, SamplerSpec, SamplingContext, SamplingRows
-from fwk.native.thread_pool import ThreadPool
 from fwk.plugins import Registered
 from fwk_kit.testing.served import ServedSuite
+from fwk_native.thread_pool import ThreadPool
 
 INF = float("inf")
 

@@ -19,10 +19,10 @@ from fwk.interfaces.model import ModelContext
 from fwk.interfaces.operators import OperatorContext
 from fwk.interfaces.parallel import ParallelGroup, SingleRank
 from fwk.interfaces.quant import PLAIN, LinearShape, ParamSpec, QuantContext, Quantization, QuantMethod
-from fwk.native.thread_pool import ThreadPool
 from fwk.plugins import choose, load_object
 from fwk.types import ModelConfig
 from fwk_kit.testing.base import installed
+from fwk_native.thread_pool import ThreadPool
 
 SMALL = {
     "architectures": ["X"],

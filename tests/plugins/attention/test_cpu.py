@@ -15,15 +15,15 @@ import pytest
 import torch
 from tests.helpers.isas import isa_params
 
-from fwk import native
+import fwk_native as native
 from fwk.errors import PluginError
 from fwk.interfaces.attention import AttentionBackend, AttentionContext, AttentionLayer, KVKind, KVSpec
 from fwk.interfaces.declaration import Facts
-from fwk.native.thread_pool import ThreadPool
 from fwk.plugins import choose, load_object
 from fwk_attention.cpu.backend import SOURCE
 from fwk_kit.testing.base import installed
 from fwk_kit.testing.batches import block_tables, make_batch
+from fwk_native.thread_pool import ThreadPool
 
 PLUGINS = installed()
 

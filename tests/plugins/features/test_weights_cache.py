@@ -20,8 +20,8 @@ from tests.helpers.tiny import save_llama
 import fwk
 from fwk.errors import ConfigError
 from fwk.interfaces.loader import WeightSource
-from fwk.native.cache import folder as native_folder
 from fwk.worker.loading.weights import TrackedWeights
+from fwk_native.cache import folder as native_folder
 from fwk_quant._linear_cpu.packed import layout_version
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]

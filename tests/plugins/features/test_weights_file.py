@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from fwk.native.thread_pool import ThreadPool
 from fwk_features.weights_cache import file as weights_file
 from fwk_features.weights_cache.file import DamagedFile, Entry, read, reserved, write
+from fwk_native.thread_pool import ThreadPool
 
 KEY = "the key"
 ENTRIES: dict[str, Entry] = {

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.helpers.lazy import lazy
 
-from fwk import native
+import fwk_native as native
 from fwk_loaders.gguf import quants
 from fwk_loaders.gguf.native_blocks import NativeBlocks
 from fwk_loaders.gguf.quants import DTYPES, DamagedBlock, dequantise

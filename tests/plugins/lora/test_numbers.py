@@ -16,13 +16,12 @@ from tests.helpers.models import Tensors, allocate, make_context
 from tests.helpers.ranks import Rank
 from torch import Tensor
 
-from fwk import native
+import fwk_native as native
 from fwk.interfaces.lora import AdaptedBatch, LoRABackend, LoRAContext, LoRAMatrices, LoRAPart, LoRASourceContext
 from fwk.interfaces.model import ModelContext
 from fwk.interfaces.parallel import ParallelGroup
 from fwk.interfaces.quant import LinearShape, ParamSpec, QuantContext, QuantMethod
 from fwk.layers import ColumnParallelLinear, GatedMLP, Part, QKVLinear, RowParallelLinear
-from fwk.native.thread_pool import ThreadPool
 from fwk.plugins import discover, find, load_object
 from fwk.types import ForwardBatch, ModelConfig
 from fwk_kit.testing.batches import block_tables, make_batch
@@ -31,6 +30,7 @@ from fwk_lora.feature.worker import AdapterStore
 from fwk_lora.local import LocalAdapterOptions
 from fwk_lora.torch_lora.backend import TorchLoRA
 from fwk_models.llama.model import Llama
+from fwk_native.thread_pool import ThreadPool
 from fwk_quant.int8 import Int8Options
 from fwk_quant.int8.method import Int8Method
 

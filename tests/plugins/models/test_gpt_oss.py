@@ -15,7 +15,8 @@ from tests.helpers.models import RunnableModel
 from tests.helpers.mxfp4 import random_bytes, write_packed
 
 import fwk
-from fwk import SamplingParams, native
+import fwk_native as native
+from fwk import SamplingParams
 from fwk.errors import FwkError
 from fwk_models.gpt_oss.experts import mxfp4_numbers
 

@@ -14,13 +14,13 @@ from tests.helpers.quantised import checkpoint_twins, gguf_twins, online_twins
 from torch import Tensor
 
 import fwk
-from fwk import native
+import fwk_native as native
 from fwk.errors import ModelLoadError
 from fwk.interfaces.moe import ExpertWeights, MoEContext
 from fwk.layers import ColumnParallelLinear, Part, RowParallelLinear
-from fwk.native.thread_pool import ThreadPool
 from fwk_moe._common.loop import LayerLoop
 from fwk_moe.cpu.runner import CpuRunner
+from fwk_native.thread_pool import ThreadPool
 from fwk_quant._linear_cpu.kernel import FloatKernel, LinearCall
 
 NUM_EXPERTS, TOP_K = 4, 2

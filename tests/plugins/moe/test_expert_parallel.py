@@ -21,8 +21,8 @@ from torch import Tensor
 from fwk.interfaces.moe import MoEContext, MoERunner
 from fwk.interfaces.parallel import ParallelGroup, SingleRank
 from fwk.layers import MoE, Routing
-from fwk.native.thread_pool import ThreadPool
 from fwk.plugins import discover, find, load_object
+from fwk_native.thread_pool import ThreadPool
 
 MODELS = [
     "granitemoe", "mixtral", "qwen2_moe", "olmoe", "glm4_moe", "deepseek_v3", "gpt_oss", "jamba", "qwen3_next",

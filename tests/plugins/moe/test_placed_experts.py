@@ -19,8 +19,8 @@ from fwk.errors import ModelLoadError
 from fwk.interfaces.expert_placement import ExpertPlacement, PlacedLayer, PlacementShape
 from fwk.interfaces.moe import MoEContext, MoERunner, Routing
 from fwk.layers import MoE
-from fwk.native.thread_pool import ThreadPool
 from fwk.plugins import discover, find, load_object
+from fwk_native.thread_pool import ThreadPool
 
 ROUTING = Routing(8, 3, normalises=True)
 CASES = [

@@ -16,10 +16,10 @@ from fwk import LLM, SamplingParams
 from fwk.errors import PluginError
 from fwk.interfaces.declaration import Facts
 from fwk.interfaces.operators import OperatorContext
-from fwk.native.thread_pool import ThreadPool
 from fwk.plugins import build, choose, find
 from fwk_kit.testing.base import installed
 from fwk_kit.testing.serving import TINY
+from fwk_native.thread_pool import ThreadPool
 from fwk_operators.inductor import backend, compiling
 
 dynamo = lazy("torch._dynamo.utils")

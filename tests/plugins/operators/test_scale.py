@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fwk import native
+import fwk_native as native
 from fwk.interfaces.operators import OperatorContext
-from fwk.native.thread_pool import ThreadPool
 from fwk.plugins import discover, find, load_object
+from fwk_native.thread_pool import ThreadPool
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

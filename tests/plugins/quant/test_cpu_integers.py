@@ -9,8 +9,8 @@ import torch
 from tests.helpers.isas import isa_params
 from torch import Tensor
 
-from fwk import native
-from fwk.native.thread_pool import ThreadPool
+import fwk_native as native
+from fwk_native.thread_pool import ThreadPool
 from fwk_quant._linear_cpu import integers
 from fwk_quant._linear_cpu.integers import IntegerKernel, Integers, Nested, rounded_together
 

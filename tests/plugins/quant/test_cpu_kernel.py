@@ -7,8 +7,8 @@ import torch
 from tests.helpers.isas import isa_params
 from torch import Tensor
 
-from fwk import native
-from fwk.native.thread_pool import ThreadPool
+import fwk_native as native
+from fwk_native.thread_pool import ThreadPool
 from fwk_quant._linear_cpu.kernel import FloatKernel
 
 pytestmark = pytest.mark.skipif(native.refusal() is not None, reason="no C++ compiler")

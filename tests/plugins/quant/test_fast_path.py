@@ -11,7 +11,7 @@ from tests.helpers.quantised import checkpoint_twins, gguf_twins
 from torch import Tensor
 
 import fwk
-from fwk import native
+import fwk_native as native
 from fwk.interfaces.quant import LinearShape
 from fwk_quant._common.method import IntegerMethod
 from fwk_quant._linear_cpu.kernel import PackedMatrix

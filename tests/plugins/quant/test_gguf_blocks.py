@@ -10,7 +10,7 @@ from tests.helpers.quantised import random_blocks
 
 from fwk.errors import ModelLoadError
 from fwk.interfaces.quant import LinearShape, QuantContext
-from fwk.native.thread_pool import ThreadPool
+from fwk_native.thread_pool import ThreadPool
 from fwk_quant.gguf import GGUFOptions
 from fwk_quant.gguf.blocks import BLOCK_TYPES, BlockType
 from fwk_quant.gguf.method import GGUFMethod

@@ -16,7 +16,7 @@ from tests.helpers.quantised import CHECKPOINTS, ONLINE, Twins, checkpoint_twins
 from tests.helpers.ranks import Rank
 from torch import Tensor
 
-from fwk import native
+import fwk_native as native
 from fwk.errors import ConfigError, ModelLoadError
 from fwk.layers import ColumnParallelLinear, LMHead, Part, QKVLinear, RowParallelLinear, VocabEmbedding
 from fwk_quant._common import product

@@ -6,9 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fwk import native
+import fwk_native as native
 from fwk.interfaces.quant import LinearShape, QuantContext
-from fwk.native.thread_pool import ThreadPool
+from fwk_native.thread_pool import ThreadPool
 from fwk_quant.none.method import PlainMethod
 
 CPU = torch.device("cpu")

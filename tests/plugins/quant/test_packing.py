@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fwk import native
-from fwk.native.thread_pool import ThreadPool
+import fwk_native as native
+from fwk_native.thread_pool import ThreadPool
 from fwk_quant._common.integers import MIDDLE, quantise
 from fwk_quant._linear_cpu.packing import PANEL, Packing
 

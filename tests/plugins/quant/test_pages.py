@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-import fwk.native.huge_pages
+import fwk_native.huge_pages
 from fwk_quant._linear_cpu.pages import ALIGNMENT, SLAB, HugePages
 
 
@@ -33,13 +33,13 @@ def test_pages_are_taken_ahead_from_the_second_slab_on(monkeypatch: pytest.Monke
     def prefault_async(pieces: Sequence[torch.Tensor]) -> None:
         taken.extend((piece.data_ptr(), piece.numel()) for piece in pieces)
 
-    monkeypatch.setattr(fwk.native.huge_pages, "prefault_async", prefault_async)
+    monkeypatch.setattr(fwk_native.huge_pages, "prefault_async", prefault_async)
     pages = HugePages()
     pages.empty((SLAB // 2,), torch.uint8)
     pages.empty((SLAB // 2,), torch.uint8)
     assert not taken  # all that a tiny model needs
     piece = pages.empty((SLAB + 1,), torch.uint8)
-    assert taken == [(piece.data_ptr(), SLAB + fwk.native.huge_pages.HUGE)]
+    assert taken == [(piece.data_ptr(), SLAB + fwk_native.huge_pages.HUGE)]
 
 
 def test_large_pieces_leave_the_slab_to_small_ones() -> None:

@@ -19,7 +19,8 @@ from tests.helpers.quantised import (
 )
 
 import fwk
-from fwk import SamplingParams, native
+import fwk_native as native
+from fwk import SamplingParams
 from fwk.interfaces.declaration import Facts, Host
 from fwk.plugins import discover, discovery, find
 from fwk_quant.gguf import LAYOUTS
@@ -115,8 +116,8 @@ def test_two_ranks(name: str, tmp_path: Path) -> None:
 def test_auto_keeps_gguf_blocks_where_that_is_faster(
     device: str, dtype: str, instructions: str, why: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fwk.native.isa", lambda: instructions)
-    monkeypatch.setattr("fwk.native.refusal", lambda: None)
+    monkeypatch.setattr("fwk_native.isa", lambda: instructions)
+    monkeypatch.setattr("fwk_native.refusal", lambda: None)
     spec = find(discover(), "quant", "gguf").declaration
     found = spec.auto_skip_reason(Facts(host=Host(device), dtype=dtype, layouts=("gguf:Q4_K", "plain")))
     assert found is None if why is None else why in (found or "")
@@ -124,7 +125,7 @@ def test_auto_keeps_gguf_blocks_where_that_is_faster(
 
 @pytest.mark.skipif(native.refusal() is not None, reason="no C++ compiler")
 def test_auto_takes_blocks_or_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fwk.native.has_tiles", lambda instructions: False)
+    monkeypatch.setattr("fwk_native.has_tiles", lambda instructions: False)
     path = gguf_twins("Q8_0", tmp_path).path
     assert served(path, dtype="bfloat16")[1:] == ("gguf", [])
     assert served(path, dtype="bfloat16", quantization="none")[1] == "none"

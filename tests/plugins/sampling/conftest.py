@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from fwk.interfaces.sampling import LogitsProcessor, LogitsView, SamplingContext
-from fwk.native.thread_pool import ThreadPool
 from fwk.types import SamplingParams
+from fwk_native.thread_pool import ThreadPool
 
 NUM_SLOTS = 64
 FIRST_SLOT = 5  # so that a slot is never its row's number

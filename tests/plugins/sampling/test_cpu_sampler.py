@@ -10,10 +10,10 @@ import pytest
 import torch
 from tests.helpers.isas import isa_params
 
-from fwk import native
+import fwk_native as native
 from fwk.interfaces.sampling import SamplingContext, SamplingRows
-from fwk.native.thread_pool import ThreadPool
 from fwk.types import SamplingParams
+from fwk_native.thread_pool import ThreadPool
 from fwk_sampling._common.uniform import uniform
 from fwk_sampling.cpu_sampler.sampler import CpuSampler
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from fwk import native
+import fwk_native as native
 from fwk.interfaces.sampling import LogitsView, Sampler, SamplingContext, SamplingRows
-from fwk.native.thread_pool import ThreadPool
 from fwk.types import SamplingParams
+from fwk_native.thread_pool import ThreadPool
 from fwk_sampling.processors.temperature import Temperature
 from fwk_sampling.processors.truncation import LimitArrays, Truncation, truncate_batch
 from fwk_sampling.torch_sampler.sampler import TorchSampler, sample_batch

@@ -11,9 +11,9 @@ import pytest
 import torch
 from tests.helpers.interpreted import interpreted
 
-from fwk import native
+import fwk_native as native
 from fwk.interfaces.sampling import Sampler, SamplingContext, SamplingRows
-from fwk.native.thread_pool import ThreadPool
+from fwk_native.thread_pool import ThreadPool
 from fwk_sampling._common.uniform import uniform
 from fwk_sampling.cpu_sampler.sampler import CpuSampler
 from fwk_sampling.torch_sampler.sampler import TorchSampler, _place, sample_batch

@@ -9,9 +9,9 @@ import torch
 from fwk.errors import ConfigError
 from fwk.interfaces.parallel import ParallelGroup
 from fwk.interfaces.state import RecurrentState
-from fwk.native import huge_pages
 from fwk.types import Batch
 from fwk.worker.kv.kv_cache import agree
+from fwk_native import huge_pages
 
 RUNNING_FRACTION = 0.5
 """Of the free memory: what states of running sequences take at most, unless the number of states is given."""

@@ -24,7 +24,6 @@ from fwk.interfaces.operators import OperatorContext, Operators
 from fwk.interfaces.parallel import ParallelGroup
 from fwk.interfaces.quant import QuantContext, QuantMethod
 from fwk.interfaces.state import RecurrentState
-from fwk.native.thread_pool import ThreadPool
 from fwk.plugins import FAMILIES, Registered, choose, find
 from fwk.plugins.answers import checked
 from fwk.plugins.families import COMPUTING
@@ -37,6 +36,7 @@ from fwk.worker.loading import memory_need
 from fwk.worker.loading.model_identity import model_identity
 from fwk.worker.loading.quantization import AUTO, UNQUANTISED, ChosenQuantization
 from fwk.worker.loading.weights import BaseModelWeights, TrackedWeights
+from fwk_native.thread_pool import ThreadPool
 
 log = logging.getLogger(__name__)
 

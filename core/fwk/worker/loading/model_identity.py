@@ -13,11 +13,11 @@ from typing import Any
 from fwk.config import Config
 from fwk.interfaces.parallel import ParallelGroup
 from fwk.layers import sharding
-from fwk.native import cpu_flags, isa
 from fwk.plugins import PluginSet
 from fwk.setup.checkpoint import OpenedModel
 from fwk.setup.resolve import ModelSetup
 from fwk.worker.kv.identity import known_files
+from fwk_native import cpu_flags, isa
 
 _OPTIONS = ("quantization", "quantization_exclude", "quantization_layers", "enable_fp32_lm_head")
 _FAMILIES = ("quant", "loaders", "models", "moe")

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from fwk import AttentionBackendSpec, Needs, hookimpl, native
+import fwk_native as native
+from fwk import AttentionBackendSpec, Needs, hookimpl
 from fwk.interfaces.declaration import Facts
 from fwk_attention._common.deterministic import why_not_deterministic
 

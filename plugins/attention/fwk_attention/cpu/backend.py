@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fwk import native
+import fwk_native as native
 from fwk.interfaces.attention import AttentionBackend, AttentionContext, AttentionLayer, BlockFormat, KVSpec
-from fwk.native.thread_pool import operator
 from fwk_attention.cpu.layout import Layout
 from fwk_attention.cpu.plan import (
     MAX_ROWS,
@@ -22,6 +21,7 @@ from fwk_attention.cpu.plan import (
     Plan,
     Planner,
 )
+from fwk_native.thread_pool import operator
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -9,11 +9,11 @@ import psutil
 import torch
 from torch import Tensor
 
-from fwk import native
+import fwk_native as native
 from fwk.interfaces.declaration import Host
 from fwk.interfaces.device import CacheMemory, Device, DeviceDefaults, MemoryInfo
-from fwk.native import cpu_flags, huge_pages
 from fwk_devices._common.numa import keep_to_node
+from fwk_native import cpu_flags, huge_pages
 
 MEMORY_FRACTION = 0.1
 START_TOKENS = 16

@@ -6,9 +6,9 @@ import torch
 
 from fwk.interfaces.declaration import Host
 from fwk.interfaces.graphs import GraphCapture
-from fwk.native import cpu_flags
 from fwk_devices._common.accelerator import Accelerator
 from fwk_devices.cuda.graph import CudaCapture
+from fwk_native import cpu_flags
 
 
 class Cuda(Accelerator):

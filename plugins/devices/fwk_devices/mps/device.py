@@ -7,8 +7,8 @@ import torch
 
 from fwk.interfaces.declaration import Host
 from fwk.interfaces.device import Device, DeviceDefaults, Event, MemoryInfo
-from fwk.native import cpu_flags
 from fwk_devices._common.accelerator import StreamEvent, accelerator_defaults
+from fwk_native import cpu_flags
 
 
 class Mps(Device):

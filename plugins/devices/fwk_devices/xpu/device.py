@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from fwk.interfaces.declaration import Host
-from fwk.native import cpu_flags
 from fwk_devices._common.accelerator import Accelerator
+from fwk_native import cpu_flags
 
 
 class Xpu(Accelerator):

@@ -26,8 +26,8 @@ import torch
 from torch import Tensor
 
 from fwk.interfaces.native import NativeThreads
-from fwk.native import load
-from fwk.native.thread_pool import ThreadPool, operator
+from fwk_native import load
+from fwk_native.thread_pool import ThreadPool, operator
 
 MAGIC = b"fwkw0001"
 ALIGNMENT = 64

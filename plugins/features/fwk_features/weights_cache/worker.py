@@ -14,8 +14,8 @@ from fwk.errors import ConfigError
 from fwk.interfaces.feature import LoadedModel, ModelBuild, WorkerPart, WorkerPartContext
 from fwk.interfaces.model import ModelContext
 from fwk.interfaces.weights_cache import PackedTensors, WeightsCache
-from fwk.native import refusal
 from fwk_features.weights_cache import WeightsCacheOptions, file
+from fwk_native import refusal
 
 log = logging.getLogger(__name__)
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fwk import native
-from fwk.native.thread_pool import ThreadPool, operator
+import fwk_native as native
 from fwk_loaders.gguf.quants import DamagedBlock, dequantise
 from fwk_loaders.gguf.types import TENSOR_TYPES, TensorType
+from fwk_native.thread_pool import ThreadPool, operator
 
 SOURCE = Path(__file__).with_name("blocks.cpp")
 

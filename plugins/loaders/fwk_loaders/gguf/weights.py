@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fwk import native
+import fwk_native as native
 from fwk.errors import ModelLoadError
 from fwk.interfaces.loader import WeightSource
 from fwk.interfaces.quant import PLAIN

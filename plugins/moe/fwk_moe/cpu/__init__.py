@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from fwk import MoERunnerSpec, Needs, hookimpl, native
+import fwk_native as native
+from fwk import MoERunnerSpec, Needs, hookimpl
 from fwk.interfaces.declaration import DETERMINISTIC, INVARIANT, Facts
 from fwk.interfaces.moe import EXPERT_PARALLEL
 

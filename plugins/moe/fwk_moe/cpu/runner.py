@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from fwk import native
+import fwk_native as native
 from fwk.errors import ModelLoadError
 from fwk.interfaces.moe import ExpertWeights, MoEContext, MoERunner
-from fwk.native.thread_pool import operator
 from fwk_moe._common.loop import LayerLoop
+from fwk_native.thread_pool import operator
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,12 +11,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fwk import native
+import fwk_native as native
 from fwk.errors import ModelLoadError
 from fwk.interfaces.graphs import GraphCapture
 from fwk.interfaces.moe import Routing
 from fwk.interfaces.operators import OperatorContext, Operators
-from fwk.native.thread_pool import ThreadPool, operator
+from fwk_native.thread_pool import ThreadPool, operator
 from fwk_operators.cpu.graph import TapeCapture
 
 SOURCE = Path(__file__).with_name("operators.cpp")

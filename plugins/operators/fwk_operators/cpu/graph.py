@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fwk.interfaces.graphs import Graph, GraphCapture, NotCapturable, StepOutput, StepSize
-from fwk.native import huge_pages
-from fwk.native.thread_pool import Tape, ThreadPool
+from fwk_native import huge_pages
+from fwk_native.thread_pool import Tape, ThreadPool
 
 ALIGNMENT = 64
 

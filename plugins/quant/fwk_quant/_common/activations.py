@@ -6,7 +6,7 @@ import logging
 
 import torch
 
-from fwk import native
+import fwk_native as native
 from fwk.errors import ConfigError
 from fwk.interfaces.quant import QuantContext
 from fwk_quant._common.options import Activations

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fwk import QuantizerSpec, native
+import fwk_native as native
+from fwk import QuantizerSpec
 from fwk.interfaces.declaration import DETERMINISTIC, INVARIANT, Facts
 
 

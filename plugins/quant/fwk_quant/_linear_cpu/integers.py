@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from fwk import native
-from fwk.native.thread_pool import operator
+import fwk_native as native
+from fwk_native.thread_pool import operator
 from fwk_quant._linear_cpu.kernel import SMALL, TOO_MANY_INPUTS, Header, LinearKernel, PackedMatrix
 from fwk_quant._linear_cpu.packing import PANEL, Packing
 

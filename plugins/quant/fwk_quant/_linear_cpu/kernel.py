@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from fwk import native
+import fwk_native as native
 from fwk.interfaces.native import NativeLinear
-from fwk.native.thread_pool import ThreadPool, operator
+from fwk_native.thread_pool import ThreadPool, operator
 from fwk_quant._linear_cpu.packing import PANEL, Packing
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from fwk import native
+import fwk_native as native
 from fwk.interfaces.weights_cache import PackedTensors
 from fwk_quant._linear_cpu.kernel import Header, PackedMatrix
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fwk import native
-from fwk.native.thread_pool import operator
+import fwk_native as native
+from fwk_native.thread_pool import operator
 from fwk_quant._linear_cpu.pages import HugePages
 
 if TYPE_CHECKING:

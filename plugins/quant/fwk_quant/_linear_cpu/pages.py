@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fwk.native import huge_pages
+from fwk_native import huge_pages
 
 if TYPE_CHECKING:
     from torch import Tensor

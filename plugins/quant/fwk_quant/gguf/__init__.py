@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from fwk import QuantizerSpec, hookimpl, native
+import fwk_native as native
+from fwk import QuantizerSpec, hookimpl
 from fwk.config import Options
 from fwk.interfaces.declaration import Facts
 from fwk_quant._common.declaration import NativeOnCpuSpec

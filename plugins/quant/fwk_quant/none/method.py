@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
-from fwk import native
+import fwk_native as native
 from fwk.interfaces.native import NativeLinear
 from fwk.interfaces.quant import LinearShape, ParamSpec, QuantContext, QuantMethod
 from fwk.interfaces.weights_cache import PackedTensors

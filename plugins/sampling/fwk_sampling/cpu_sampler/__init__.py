@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from fwk import Needs, SamplerSpec, hookimpl, native
+import fwk_native as native
+from fwk import Needs, SamplerSpec, hookimpl
 from fwk.interfaces.declaration import Facts
 
 

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fwk import native
+import fwk_native as native
 from fwk.interfaces.sampling import Sampler, SamplingContext, SamplingRows
-from fwk.native.thread_pool import operator
 from fwk.types import SamplingParams
+from fwk_native.thread_pool import operator
 from fwk_sampling._common.settings import SlotSettings
 
 SOURCE = Path(__file__).with_name("sampler.cpp")

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fwk import native
-from fwk.native.thread_pool import ThreadPool, operator
+import fwk_native as native
+from fwk_native.thread_pool import ThreadPool, operator
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -8,7 +8,7 @@ import shlex
 import shutil
 import subprocess
 
-from fwk.errors import PluginError
+from fwk_errors import PluginError
 
 COMPILERS = ("c++", "g++", "clang++")
 TIMEOUT = 120

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from fwk.native.memory import HUGE, advise, populate
+from fwk_native.memory import HUGE, advise, populate
 
 
 def zeros(num_bytes: int) -> Tensor:

@@ -6,8 +6,8 @@ instruction sets (``cpu_features``, and ``amx``, which the system has to permit)
 (``include/``). Kernels belong to plugins, settings of the process to ``fwk_process``.
 """
 
-from fwk.native.build import INCLUDE, build_library, load, refusal
-from fwk.native.cpu_features import (
+from fwk_native.build import INCLUDE, build_library, load, refusal
+from fwk_native.cpu_features import (
     EMULATED_AMX,
     ISA_FLAGS,
     ISA_NEEDS,

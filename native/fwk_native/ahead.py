@@ -15,8 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-from fwk.errors import PluginError
-from fwk.native import build
+from fwk_errors import PluginError
+from fwk_native import build
 
 
 def build_ahead(sources: Sequence[Path]) -> subprocess.Popen[bytes] | None:
@@ -26,7 +26,7 @@ def build_ahead(sources: Sequence[Path]) -> subprocess.Popen[bytes] | None:
         return None
     missing.sort(key=lambda source: -source.stat().st_size)  # the longest first
     print(f"fwk: building {len(missing)} kernels for this CPU (once, some seconds) ...", file=sys.stderr, flush=True)
-    command = [sys.executable, "-m", "fwk.native.ahead", *map(str, missing)]
+    command = [sys.executable, "-m", "fwk_native.ahead", *map(str, missing)]
     try:
         process = subprocess.Popen(
             command,

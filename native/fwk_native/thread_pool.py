@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fwk.native.build import load
+from fwk_native.build import load
 
 SOURCE = Path(__file__).with_name("thread_pool.cpp")
 

@@ -3,7 +3,7 @@
 A plugin ships a source file whose entry points are plain C (``extern "C"``), and calls ``load``. The library's name in
 the cache (``cache``) is a hash of what it depends on: source, flags (and so the instruction set), compiler. Sources may
 use OpenMP: the library is linked without a runtime of its own and finds the one torch has loaded. Operators leave
-that to the thread pool that runs them (``fwk.native.thread_pool``). A plugin's own headers are found next to the
+that to the thread pool that runs them (``fwk_native.thread_pool``). A plugin's own headers are found next to the
 source, core's (``fwk/thread_pool.h``) in ``INCLUDE``.
 """
 
@@ -24,9 +24,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fwk.errors import PluginError
-from fwk.native import cache, compiler, prebuilt
-from fwk.native.cpu_features import flags_of, isa, isas
+from fwk_errors import PluginError
+from fwk_native import cache, compiler, prebuilt
+from fwk_native.cpu_features import flags_of, isa, isas
 from fwk_process.progress import ProgressBar, is_watched
 
 COMMON_FLAGS = (

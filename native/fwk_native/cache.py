@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fwk.errors import PluginError
+from fwk_errors import PluginError
 
 OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 

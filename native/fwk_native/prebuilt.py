@@ -27,7 +27,7 @@ def build_all(sources: Iterable[Path], instructions: Iterable[str], folder: Path
 
     Raises ``PluginError`` where the compiler fails.
     """
-    from fwk.native import build  # noqa: PLC0415 - which finds libraries by this module
+    from fwk_native import build  # noqa: PLC0415 - which finds libraries by this module
 
     command = build.required_compiler()
     made: list[Path] = []

@@ -7,8 +7,8 @@ import os
 import subprocess
 import sys
 
-from fwk.errors import ConfigError
-from fwk.native import amx, compiler, prebuilt
+from fwk_errors import ConfigError
+from fwk_native import amx, compiler, prebuilt
 
 ISA_FLAGS: dict[str, tuple[str, ...]] = {
     "plain": (),

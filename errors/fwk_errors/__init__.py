@@ -1,0 +1,30 @@
+"""Errors that are meant for a person to read, for core and the packages beside it: base classes, and exit codes.
+
+Core has these as ``fwk.errors``, along with its own of requests and engines. Nothing is imported here.
+"""
+
+from __future__ import annotations
+
+
+class FwkError(Exception):
+    """Base of all errors that are meant for a person to read; a command that ends with one has its exit code."""
+
+    exit_code: int = 1
+
+
+class ConfigError(FwkError):
+    """An option is unknown, of the wrong type, out of range, or given for a feature that is not selected."""
+
+    exit_code = 2
+
+
+class PluginError(FwkError):
+    """A plugin could not be loaded, declared or chosen."""
+
+    exit_code = 5
+
+
+class ModelLoadError(FwkError):
+    """The model's files are missing, damaged, or of a kind nobody here can read."""
+
+    exit_code = 4
