@@ -27,7 +27,7 @@ import fwk.plugins
 from fwk.engine import llm
 from tests.helpers.discovered import discover_once, share_adapters
 from tests.helpers.durations import file_of, longest_first
-from tests.helpers.interpreted import convert_arrays_of_one, patch_once_a_launch, same_rows
+from tests.helpers.interpreted import convert_arrays_of_one, patch_once_a_launch, remember_types, same_rows
 from tests.helpers.selection import left_to_the_sweep, outside_of_parts
 from tests.helpers.tiny import tiny_folder, tiny_llm  # after the settings above: torch reads them
 from tests.helpers.zygote import fork_ranks
@@ -62,6 +62,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None:
         patch_once_a_launch()
         convert_arrays_of_one()
+        remember_types()
 
 
 @pytest.fixture(autouse=True)

@@ -54,6 +54,55 @@ def convert_arrays_of_one() -> None:
     interpreter._patch_lang_tensor = patch
 
 
+def remember_types() -> None:
+    """Triton's interpreter makes the type and the shape of each intermediate anew, of strings and tuples: half its time.
+
+    Those of the numbers' types, which live as long as Triton does, are made once.
+    """
+    from triton.language import core
+    from triton.runtime import interpreter
+
+    real_block, real_tensor, real_np = core.block_type.__init__, core.tensor.__init__, interpreter._get_np_dtype
+    blocks: dict[tuple[int, tuple[int, ...]], dict[str, Any]] = {}
+    numpy_types: dict[int, Any] = {}
+    shapes: dict[int, tuple[Any, Any, Any]] = {}
+
+    def block(self: Any, element_ty: Any, shape: Any) -> None:
+        if type(element_ty) is not core.dtype or not all(type(size) is int for size in shape):
+            return real_block(self, element_ty, shape)
+        key = id(element_ty), tuple(shape)
+        if (known := blocks.get(key)) is None:
+            real_block(self, element_ty, shape)
+            known = blocks[key] = dict(self.__dict__)
+        self.__dict__.update(known)
+        return None
+
+    def tensor(self: Any, handle: Any, kind: Any) -> None:
+        if kind.is_block():
+            key = id(kind.shape)
+        else:
+            key = 0
+        known = shapes.get(key)
+        if known is None or (key and known[0] is not kind.shape):
+            real_tensor(self, handle, kind)
+            shapes[key] = kind.shape if key else None, self.numel, self.shape
+            return
+        self.handle, self.type, self.dtype = handle, kind, kind.scalar
+        _, self.numel, self.shape = known
+
+    def numpy_type(kind: Any) -> Any:
+        scalar = kind.element_ty if isinstance(kind, core.block_type) else kind
+        if type(scalar) is not core.dtype:
+            return real_np(kind)
+        found = numpy_types.get(id(scalar))
+        if found is None:
+            found = numpy_types[id(scalar)] = real_np(kind)
+        return found
+
+    core.block_type.__init__, core.tensor.__init__ = block, tensor
+    interpreter._get_np_dtype = numpy_type
+
+
 def check_never_chosen_by_itself(plugins: PluginSet, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """``auto`` leaves the plugin ``triton`` alone, which needs a device it compiles for or the interpreter."""
     declaration = find(plugins, family, "triton").declaration
