@@ -91,7 +91,12 @@ class _Linear:
             y = self._apply_mixed(x, self.bias)
         else:
             y = fitting(self.method.apply(self.weights, x, self.bias), x, self._width, self.method)
-        return y if self._lora is None else self._lora.apply(y, x, self._lora_layer)
+        if self._lora is None:
+            return y
+        why = shaped(adapted := self._lora.apply(y, x, self._lora_layer), tuple(y.shape), y.dtype)
+        if why is not None:
+            raise PluginFault(f"{getattr(self._lora.apply, 'who', type(self._lora).__name__)} {why} in apply")
+        return adapted
 
     def _apply_mixed(self, x: Tensor, bias: Tensor | None) -> Tensor:
         outputs: list[Tensor] = []

@@ -15,11 +15,12 @@ from tests.helpers.scripted_decoder import EchoDecoder, EchoPlugin
 
 import fwk
 from fwk import SamplingParams
-from fwk.errors import InvalidRequest
+from fwk.errors import InvalidRequest, RequestFailed
 from fwk.plugins import discover
 from fwk.types import Request, cache_namespace
 from fwk_lora.feature import Adapted
 from fwk_lora.feature.engine import Adapters
+from fwk_lora.torch_lora.backend import TorchLoRA
 
 Serve = Callable[..., fwk.LLM]
 GREEDY = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True)
@@ -295,3 +296,20 @@ def test_a_file_that_is_too_large_is_not_read(fresh: Serve, folders: Path) -> No
     fresh(max_lora_model_size=size).load_adapter("fits", str(folders / "narrow"))
     with pytest.raises(InvalidRequest, match=f"has {size} bytes, more than --max-lora-model-size {size - 1}"):
         fresh(max_lora_model_size=size - 1).load_adapter("large", str(folders / "narrow"))
+
+
+def test_what_does_not_fit_ends_the_request_in_the_backends_name(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    apply = TorchLoRA.apply
+    spoils: list[Callable[[Any], Any]] = []
+
+    def wrong(self: Any, y: Any, x: Any, layer: Any) -> Any:
+        answer = apply(self, y, x, layer)
+        return spoils.pop()(answer) if spoils else answer
+
+    monkeypatch.setattr(TorchLoRA, "apply", wrong)
+    llm = serve(adapters=ALL, lora_backend="torch", disable_cuda_graph=True)
+    for spoil in (lambda y: y[:, :0], lambda y: y.repeat(2, 1), lambda y: y.repeat(1, 2), lambda y: y.bool()):  # type: ignore[misc]
+        spoils.append(spoil)
+        with pytest.raises(RequestFailed, match=r"LoRA backend 'torch' .* in apply"):
+            llm.generate([PROMPTS[1]], GREEDY, adapter=ALL[0])
+        assert len(ids(llm.generate([PROMPTS[1]], GREEDY, adapter=ALL[0]))[0]) == 16
