@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -19,6 +20,7 @@ from fwk import SamplingParams
 from fwk.errors import PluginFault, RequestFailed
 from fwk.interfaces.multimodal import MediaItem, Placed
 from fwk.interfaces.speculative import Drafts
+from fwk.plugins.fitting import fitting
 from fwk_kit.testing.serving import TINY
 
 PROMPTS = [[5, 6, 7, 8] * 4, list(range(40, 60)), [9] * 12]
@@ -193,3 +195,9 @@ def test_of_media(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             with pytest.raises(PluginFault, match=r"multimodal processor '.*' \(fwk .*\) .* in process"):
                 ask()
             assert ask() == right, kind
+
+
+def test_an_answer_is_held_against_a_generic_class() -> None:
+    fits = fitting(AbstractAsyncContextManager[None])
+    assert fits is not None
+    assert [fits(answer) for answer in (nullcontext(), None, "wrong")] == [True, False, False]

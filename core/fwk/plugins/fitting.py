@@ -125,6 +125,7 @@ def fitting(kind: Any) -> Callable[[Any], bool] | None:
         return lambda answer: _are(parts, answer)
     if isinstance(origin, type) and issubclass(origin, Sequence | AbstractSet):
         return lambda answer: isinstance(answer, _SEVERAL) and not isinstance(answer, _TEXTS) and _all(parts[0], answer)
+    kind = origin if isinstance(origin, type) else kind
     if kind is Any or kind is object or not isinstance(kind, type) or getattr(kind, "_is_protocol", False):
         return None
     return lambda answer: isinstance(answer, kind)
