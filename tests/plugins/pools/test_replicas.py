@@ -15,7 +15,7 @@ from tests.helpers.pools import replicas_of
 from fwk import SamplingParams
 from fwk.config import Config
 from fwk.engine.core import _check_same_weights, build_engine
-from fwk.errors import EngineDead, InvalidRequest, ModelLoadError, NotServed
+from fwk.errors import EngineDead, InvalidRequest, ModelLoadError, NotServed, PluginFault
 from fwk.interfaces.balance import BalanceContext, LoadBalancer, Replica
 from fwk.interfaces.feature import ServerPartContext
 from fwk.plugins import discover
@@ -202,6 +202,25 @@ def test_a_balancer_that_chooses_a_stranger_is_asked_no_more(three: tuple[Replic
     assert [len(client.sent) for client in clients] == [2, 1, 1]
     assert engines.degraded() == (
         "load balancer Last chose no engine that can serve; requests go to the engine with the fewest"
+    )
+
+
+@pytest.mark.parametrize("method", ["ended", "info"])
+def test_a_balancer_that_fails_keeps_no_engine_from_forgetting(
+    three: tuple[Replicas, list[Client]], monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    engines, clients = three
+
+    def fail(*args: Any) -> None:
+        raise PluginFault(f"load balancer Last raised ZeroDivisionError in {method}")
+
+    engines.submit(request("first"), print)
+    monkeypatch.setattr(Last, method, fail)
+    assert len(engines.info()) == 3
+    engines.forget("first")
+    assert ("forget", "first") in [sent for client in clients for sent in client.sent]
+    assert engines.degraded() == (
+        f"load balancer Last raised ZeroDivisionError in {method}; requests go to the engine with the fewest"
     )
 
 

@@ -143,7 +143,7 @@ class Replicas(EnginePool):
         try:
             self.below[chosen.index].submit(request, receiver)
         except BaseException:
-            self._balancer.ended(request, chosen)
+            self._ended(request, chosen)
             raise
 
     def _choose(self, request: Request) -> Replica:
@@ -162,6 +162,21 @@ class Replicas(EnginePool):
             except PluginFault as error:
                 self._failed(str(error))
         return min(able, key=lambda view: view.num_open)
+
+    def _ended(self, request: Request, replica: Replica) -> None:
+        if not self._fault:
+            try:
+                self._balancer.ended(request, replica)
+            except PluginFault as error:
+                self._failed(str(error))
+
+    def _told_of(self, replica: Replica) -> dict[str, Any]:
+        """What the load balancer says of a replica."""
+        try:
+            return {} if self._fault else self._balancer.info(replica)
+        except PluginFault as error:
+            self._failed(str(error))
+            return {}
 
     def _failed(self, why: str) -> None:
         """The load balancer is asked no more."""
@@ -197,7 +212,7 @@ class Replicas(EnginePool):
             return False
         self.below[placed.replica].forget(placed.request.request_id)
         self._views[placed.replica].num_open -= placed.request.n
-        self._balancer.ended(placed.request, self._views[placed.replica])
+        self._ended(placed.request, self._views[placed.replica])
         chosen.num_open += placed.request.n
         placed.replica, placed.can_move = chosen.index, False
         return True
@@ -214,7 +229,7 @@ class Replicas(EnginePool):
         if request_id in self._placed:
             placed = self._placed.pop(request_id)
             self._views[placed.replica].num_open -= placed.request.n
-            self._balancer.ended(placed.request, self._views[placed.replica])
+            self._ended(placed.request, self._views[placed.replica])
             self.below[placed.replica].forget(request_id)
 
     @property
@@ -229,7 +244,7 @@ class Replicas(EnginePool):
         """``weight``: the share of requests for which the load balancer may choose the engine; and what that tells."""
         self._note_able()
         return [
-            told | {"weight": self._slow_start.weight(index)} | self._balancer.info(self._views[index])
+            told | {"weight": self._slow_start.weight(index)} | self._told_of(self._views[index])
             for index, pool in enumerate(self.below)
             for told in pool.info()
         ]
