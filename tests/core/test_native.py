@@ -279,9 +279,9 @@ def test_several_are_built_ahead_in_a_process_of_its_own(
 def test_what_is_built_ahead_is_what_a_run_will_probably_choose() -> None:
     plugins = discover()
     names = {path.name for path in probable_kernels([Config()], plugins)}
-    assert {"attention.cpp", "operators.cpp", "floats.cpp", "packing.cpp", "sampler.cpp"} <= names
+    assert {"attention_bfloat16.cpp", "operators.cpp", "floats.cpp", "packing.cpp", "sampler.cpp"} <= names
     assert all(path.is_file() for path in probable_kernels([Config()], plugins))
     named = Config(engine=EngineOptions(attention_backend="torch", device="cpu"))
-    assert names - {path.name for path in probable_kernels([named], plugins)} == {"attention.cpp"}
+    assert names - {path.name for path in probable_kernels([named], plugins)} == {"attention_bfloat16.cpp"}
     elsewhere = Config(engine=EngineOptions(device="cuda"))
-    assert "attention.cpp" not in {path.name for path in probable_kernels([elsewhere], plugins)}
+    assert "attention_bfloat16.cpp" not in {path.name for path in probable_kernels([elsewhere], plugins)}

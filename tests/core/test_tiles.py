@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(native.refusal() is not None, reason="no C++ com
 PLUGINS = Path(__file__).parents[2] / "plugins"
 FLOATS = "quant/fwk_quant/_linear_cpu/floats.cpp"
 INTEGERS = "quant/fwk_quant/_linear_cpu/integers.cpp"
-ATTENTION = "attention/fwk_attention/cpu/attention.cpp"
+ATTENTION = "attention/fwk_attention/cpu/attention_bfloat16.cpp"
 
 SOURCE = """
 #include "fwk/tiles.h"

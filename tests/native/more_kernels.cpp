@@ -23,7 +23,10 @@
 #include "fwk/thread_pool.h"
 #include "fwk/vectors.h"
 
-#include "attention/fwk_attention/cpu/attention.cpp"
+#include "attention/fwk_attention/cpu/attention_bfloat16.cpp"
+#include "attention/fwk_attention/cpu/attention_bfloat16_quantised.cpp"
+#include "attention/fwk_attention/cpu/attention_float32.cpp"
+#include "attention/fwk_attention/cpu/attention_float32_quantised.cpp"
 namespace packing {
 #include "quant/fwk_quant/_linear_cpu/packing.cpp"
 }

@@ -20,7 +20,7 @@ from fwk.errors import PluginError
 from fwk.interfaces.attention import AttentionBackend, AttentionContext, AttentionLayer, KVKind, KVSpec
 from fwk.interfaces.declaration import Facts
 from fwk.plugins import choose, load_object
-from fwk_attention.cpu.backend import SOURCE
+from fwk_attention.cpu.backend import source_of
 from fwk_kit.testing.base import installed
 from fwk_kit.testing.batches import block_tables, make_batch
 from fwk_native.thread_pool import ThreadPool
@@ -316,7 +316,7 @@ def test_a_chunks_start_changes_no_bit(
 def test_tiles_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(native.ISA_VARIABLE, native.EMULATED_AMX)
     Case([20], [3], dtype=torch.bfloat16).run("cpu")
-    assert native.load(SOURCE, native.EMULATED_AMX).emulated_tiles_in_use() == 0
+    assert native.load(source_of("bfloat16", "auto"), native.EMULATED_AMX).emulated_tiles_in_use() == 0
 
 
 @pytest.mark.parametrize("size", [16, 13])

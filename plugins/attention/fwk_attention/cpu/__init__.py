@@ -36,7 +36,7 @@ def attention_backends() -> list[AttentionBackendSpec]:
             kv_layouts={"auto": "rows"},  # slower than its own: tiles are made of rows whenever they are read
             offers=frozenset({"deterministic", "invariant"}),
             rank=10,
-            kernels=(Path(__file__).with_name("attention.cpp"),),
+            kernels=(Path(__file__).with_name("attention_bfloat16.cpp"),),
             summary="C++ kernels for CPUs (AVX2, AVX-512, AMX), built on first use.",
         )
     ]

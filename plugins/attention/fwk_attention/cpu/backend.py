@@ -30,7 +30,10 @@ if TYPE_CHECKING:
 
     from fwk.types import ForwardBatch
 
-SOURCE = Path(__file__).with_name("attention.cpp")
+
+def source_of(computed: str, kv_dtype: str) -> Path:
+    """The file whose library attends in ``computed`` to a cache of ``kv_dtype``: each is compiled where it is used."""
+    return Path(__file__).with_name(f"attention_{computed}{'' if kv_dtype == 'auto' else '_quantised'}.cpp")
 
 
 class CpuBackend(AttentionBackend):
@@ -41,8 +44,8 @@ class CpuBackend(AttentionBackend):
         has_pairs = context.dtype == torch.bfloat16 and native.has_pairs(native.isa())
         stored = context.dtype if context.kv_dtype == "auto" else torch.uint8
         self._layout = Layout(context.block_size, 2 if has_pairs else 1, stored, bool(context.kv_layout))
-        library = native.load(SOURCE)
         computed = "bfloat16" if context.dtype == torch.bfloat16 else "float32"
+        library = native.load(source_of(computed, context.kv_dtype))
         self._attend = operator(library, f"attend_{computed}_{context.kv_dtype}")
         max_rows = MAX_ROWS_8BIT if self._layout.is_quantised else MAX_ROWS
         if has_pairs and native.has_tiles(native.isa()):

@@ -1,4 +1,4 @@
-"""How a block's numbers lie (the same as in attention.cpp), and moving single tokens within."""
+"""How a block's numbers lie (the same as in attention.h), and moving single tokens within."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all layers of a step share: tasks of the kernel, and its structures (the same as in attention.cpp)."""
+"""What all layers of a step share: tasks of the kernel, and its structures (the same as in attention.h)."""
 
 from __future__ import annotations
 

@@ -8,6 +8,8 @@
 // depends on its own place alone: not on other rows, nor on how its prompt was cut or cached. Scheduling is dynamic: a preempted
 // thread delays one task.
 
+#pragma once
+
 #include "blocks.h"
 #include "cache.h"
 #include "fwk/thread_pool.h"
@@ -632,20 +634,3 @@ typedef Floats Bfloats;
 #endif
 
 }  // namespace
-
-extern "C" {
-
-void attend_float32_auto(const void* args, fwk::PoolThread& m) { attend<float, float, Floats>(*(const Attend*)args, m); }
-void attend_float32_int8(const void* args, fwk::PoolThread& m) { attend<float, Int8, Floats>(*(const Attend*)args, m); }
-void attend_float32_fp8_e4m3(const void* args, fwk::PoolThread& m) { attend<float, Fp8, Floats>(*(const Attend*)args, m); }
-void attend_bfloat16_auto(const void* args, fwk::PoolThread& m) {
-    attend<uint16_t, uint16_t, Bfloats>(*(const Attend*)args, m);
-}
-void attend_bfloat16_int8(const void* args, fwk::PoolThread& m) {
-    attend<uint16_t, Int8, Bfloats>(*(const Attend*)args, m);
-}
-void attend_bfloat16_fp8_e4m3(const void* args, fwk::PoolThread& m) {
-    attend<uint16_t, Fp8, Bfloats>(*(const Attend*)args, m);
-}
-
-}  // extern "C"
