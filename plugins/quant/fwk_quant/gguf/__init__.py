@@ -1,6 +1,7 @@
 """Block-quantised weights as GGUF files hold them."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import fwk_native as native
 from fwk import QuantizerSpec, hookimpl
@@ -17,6 +18,8 @@ class GGUFOptions(Options):
 
 
 SMALL = ("Q2_K", "Q3_K", "IQ4_NL", "IQ4_XS", "MXFP4")
+
+_KERNELS = Path(__file__).parents[1] / "_linear_cpu"
 
 LAYOUTS = tuple(f"gguf:{kind}" for kind in ("Q8_0", "Q4_K", "Q5_K", "Q6_K", "Q4_0", "Q4_1", "Q5_0", "Q5_1", *SMALL))
 
@@ -48,6 +51,8 @@ def quantizers() -> list[QuantizerSpec]:
             api=2,
             rank=20,
             options=GGUFOptions,
+            # With AMX auto reads numbers: a start has nothing to build ahead for blocks.
+            kernels=() if "amx_tile" in native.cpu_flags() else (_KERNELS / "integers.cpp", _KERNELS / "packing.cpp"),
             summary="The blocks of a GGUF file, kept packed in memory and in the CPU's kernels.",
         )
     ]
