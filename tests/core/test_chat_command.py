@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from prompt_toolkit.application import create_app_session
+from prompt_toolkit.completion import CompleteEvent
+from prompt_toolkit.document import Document
+from prompt_toolkit.input import PipeInput, create_pipe_input
+from prompt_toolkit.output import DummyOutput
+from rich.console import Console
 
 from fwk.errors import RequestFailed
 from fwk_kit.cli import chat as module
 from fwk_kit.cli.chat import Chat, _converse
+from fwk_kit.cli.terminal import MAX_HISTORY_BYTES, CommandCompleter, MarkdownWriter, complete_blocks
 
 
 class Model:
@@ -31,7 +41,7 @@ class Model:
 def talk(monkeypatch: pytest.MonkeyPatch, *lines: str) -> tuple[Model, Chat]:
     rest = list(lines)
 
-    def read(prompt: str) -> str:
+    def read() -> str:
         if not rest:
             raise EOFError
         return rest.pop(0)
@@ -77,17 +87,83 @@ def test_an_answer_is_cut_short_and_kept(monkeypatch: pytest.MonkeyPatch) -> Non
     assert chat.messages[-1] == {"role": "assistant", "content": "begun"}
 
 
-def test_lines_of_earlier_sessions_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    readline = pytest.importorskip("readline", reason="this Python was built without readline")
+@pytest.fixture
+def keyboard(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[PipeInput]:
+    """What a person types at a terminal, in an empty home."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    with module._line_editing():
-        readline.clear_history()
-        readline.add_history("said before")
-    readline.clear_history()
-    assert (tmp_path / "fwk/chat_history").stat().st_mode & 0o77 == 0, "it is nobody else's"
-    with module._line_editing():
-        assert readline.get_history_item(1) == "said before"
-    readline.clear_history()
+    for stream in (sys.stdin, sys.stdout):
+        monkeypatch.setattr(stream, "isatty", lambda: True)
+    with create_pipe_input() as typed, create_app_session(input=typed, output=DummyOutput()):
+        yield typed
+
+
+def test_a_person_edits_lines_and_finds_those_of_earlier_sessions(keyboard: PipeInput, tmp_path: Path) -> None:
+    model = Model()
+    keyboard.send_text("tw\x1b[Do\x1b[C\x7fo \\\rlines\x1b\rand more\r/set temperature 0.5\rbye\x03last\r\x04")
+    assert _converse(Chat(model)) == 0
+    assert [asked[0][-1] for asked in model.asked] == ["too \nlines\nand more", "last"]
+    assert model.asked[1][1] == {"temperature": 0.5}
+    file = tmp_path / "fwk/chat_messages"
+    assert file.stat().st_mode & 0o77 == 0, "it is nobody else's"
+    keyboard.send_text("\x1b[A\r\x04")
+    assert _converse(Chat(model)) == 0
+    assert model.asked[2][0][-1] == "last"
+    file.write_text("\n# old\n+first\n" + "\n# new\n+kept\n" * (MAX_HISTORY_BYTES // 10))
+    keyboard.send_text("\x1b[A\r\x04")
+    assert _converse(Chat(model)) == 0
+    assert model.asked[3][0][-1] == "kept"
+    assert file.stat().st_size < MAX_HISTORY_BYTES
+    assert "first" not in file.read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "offered"),
+    [("/s", ["/set", "/show"]), ("/set t", ["top_p"]), ("/set top_p 0", []), ("/nothing t", []), ("s", []), ("", [])],
+)
+def test_commands_are_completed(text: str, offered: list[str]) -> None:
+    completer = CommandCompleter({"/set": ("top_p", "seed"), "/show": ()})
+    found = list(completer.get_completions(Document(text), CompleteEvent()))
+    assert [completion.text for completion in found] == offered
+    assert all(text.endswith(completion.text[: -completion.start_position]) for completion in found)
+
+
+def test_a_home_that_cannot_be_written_to_costs_the_history_alone(keyboard: PipeInput, tmp_path: Path) -> None:
+    (tmp_path / "fwk").write_text("a file where the folder would be")
+    keyboard.send_text("one\r\x04")
+    model = Model()
+    assert _converse(Chat(model)) == 0
+    assert len(model.asked) == 1
+
+
+def test_an_answer_is_shown_as_markdown() -> None:
+    console = Console(file=io.StringIO(), width=60, force_terminal=True, color_system=None, legacy_windows=False)
+    writer = MarkdownWriter(console)
+    for piece in ("# Ti", "tle\n", "\n- a\n- **b**\n\n", "```py\n\x1b]0;owned\x07x = 1\n", "\ny = 2\n```\n", "en", "d"):
+        writer.write(piece)
+    writer.close()
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", console.file.getvalue())  # type: ignore[attr-defined]
+    assert shown.count("Title") >= 1
+    assert " • a" in shown
+    assert "**" not in shown
+    assert "```" not in shown
+    assert shown.rstrip().endswith("end")
+    assert "\x1b]0;" not in shown, "an answer's own escape sequences do not reach the terminal"
+    assert "\x07" not in shown
+
+
+@pytest.mark.parametrize(
+    ("text", "finished"),
+    [
+        ("a\nb\n\nc", "a\nb\n\n"),
+        ("a\n\n", "a\n\n"),
+        ("```\na\n\nb", ""),
+        ("~~~~ py\na\n\n~~~\n\n```\n\n~~~~\n\nb", "~~~~ py\na\n\n~~~\n\n```\n\n~~~~\n\n"),
+        ("x\n\n```\na\n\nb", "x\n\n"),
+        ("a", ""),
+    ],
+)
+def test_blocks_are_complete_where_no_further_text_changes_them(text: str, finished: str) -> None:
+    assert complete_blocks(text) == (finished, text[len(finished) :])
 
 
 def test_a_conversation_without_an_answer_has_an_exit_code(
@@ -95,7 +171,7 @@ def test_a_conversation_without_an_answer_has_an_exit_code(
 ) -> None:
     said = iter(["one", "fail", EOFError()])
 
-    def read(prompt: str) -> str:
+    def read() -> str:
         line = next(said)
         if isinstance(line, EOFError):
             raise line

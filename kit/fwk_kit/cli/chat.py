@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from fwk.cli.common import note, read_options
 from fwk.cli.option_parsing import Parser
@@ -29,8 +28,6 @@ NUMBERS: dict[str, type[int] | type[float]] = {
     "temperature": float, "top_p": float, "top_k": int, "min_p": float, "max_tokens": int, "seed": int,
 }  # fmt: skip
 
-MAX_HISTORY = 1000
-
 HELP = """commands:
   /help             this
   /clear            forget the conversation
@@ -41,7 +38,27 @@ HELP = """commands:
   /undo             take the last message and its answer back
   /save FILE        write the conversation as JSON
   /exit             leave, as Ctrl-D does
-A line that ends with \\ continues in the next. Ctrl-C cuts an answer short."""
+A line that ends with \\ continues in the next, as after Alt-Enter. Ctrl-C cuts an answer short."""
+
+
+class Writer(Protocol):
+    """Shows one answer."""
+
+    def write(self, piece: str) -> None:
+        """The answer goes on with ``piece``."""
+
+    def close(self) -> None:
+        """The answer is over."""
+
+
+class PlainWriter:
+    """Gives an answer out as it is, to a file or another program."""
+
+    def write(self, piece: str) -> None:
+        print(piece, end="", flush=True)
+
+    def close(self) -> None:
+        print()
 
 
 def run(argv: Sequence[str]) -> int:
@@ -89,6 +106,7 @@ class Chat:
     sampling: Sampling = field(default_factory=dict[str, Any])
     messages: Messages = field(default_factory=list[dict[str, str]])
     has_failed: bool = False  # the last message had no answer
+    writer: Callable[[], Writer] = PlainWriter
 
     def __post_init__(self) -> None:
         self.clear()
@@ -101,18 +119,20 @@ class Chat:
         """Send a message and print the answer; an error takes the message back."""
         self.messages.append({"role": "user", "content": text})
         reply, self.has_failed = "", False
+        writer = self.writer()
         try:
             for piece in self.answer(self.messages, self.sampling):
                 reply += piece
-                print(piece, end="", flush=True)
+                writer.write(piece)
         except KeyboardInterrupt:
             pass
         except FwkError as error:
-            note(f"error: {error}")
             self.messages.pop()
             self.has_failed = True
+            note(f"error: {error}")
             return
-        print()
+        finally:
+            writer.close()
         self.messages.append({"role": "assistant", "content": reply})
 
     def command(self, line: str) -> bool:
@@ -180,25 +200,29 @@ class Chat:
 
 def _converse(chat: Chat) -> int:
     """The dialogue itself: the exit code, 1 where the last message had no answer."""
-    is_terminal = sys.stdin.isatty()
-    with _line_editing() if is_terminal else contextlib.nullcontext():
-        if is_terminal:
-            note("/help lists the commands")
-        while (text := _read("> " if is_terminal else "")) is not None:
-            if text.startswith("/"):
-                if not chat.command(text):
-                    break
-            elif text:
-                chat.say(text)
+    read = _read
+    if sys.stdin.isatty() and sys.stdout.isatty():
+        from fwk_kit.cli import terminal  # noqa: PLC0415 - only a person needs it
+
+        commands = re.findall(r"^  (/\w+)", HELP, re.MULTILINE)
+        read = terminal.reader({name: tuple(NUMBERS) if name == "/set" else () for name in commands})
+        chat.writer = terminal.MarkdownWriter
+        note("/help lists the commands")
+    while (text := read()) is not None:
+        if text.startswith("/"):
+            if not chat.command(text):
+                break
+        elif text:
+            chat.say(text)
     return int(chat.has_failed)
 
 
-def _read(prompt: str) -> str | None:
+def _read() -> str | None:
     """A message, of several lines where they end with a backslash; None at the end."""
     lines: list[str] = []
     while True:
         try:
-            line = input(prompt if not lines else "." * (len(prompt) - 1) + " " * bool(prompt))
+            line = input()
         except EOFError:
             return "\n".join(lines).strip() if lines else None
         except KeyboardInterrupt:
@@ -207,25 +231,3 @@ def _read(prompt: str) -> str | None:
         if not line.endswith("\\"):
             return "\n".join([*lines, line]).strip()
         lines.append(line[:-1])
-
-
-@contextlib.contextmanager
-def _line_editing() -> Iterator[None]:
-    """Arrow keys, Ctrl-R, and the lines of earlier sessions, where Python has readline."""
-    try:
-        import readline  # noqa: PLC0415 - not in every build of Python
-    except ImportError:
-        yield
-        return
-    state = Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "fwk"
-    file = state / "chat_history"
-    with contextlib.suppress(OSError):
-        readline.read_history_file(file)
-    readline.set_history_length(MAX_HISTORY)
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError):  # a home that cannot be written to costs the history alone
-            state.mkdir(parents=True, exist_ok=True)
-            file.touch(mode=0o600)
-            readline.write_history_file(file)
