@@ -55,7 +55,7 @@ def convert_arrays_of_one() -> None:
 
 
 def remember_types() -> None:
-    """Triton's interpreter makes the type and the shape of each intermediate anew, of strings and tuples: half its time.
+    """Triton's interpreter makes type and shape of each intermediate anew, of strings and tuples: half its time.
 
     Those of the numbers' types, which live as long as Triton does, are made once.
     """
@@ -78,10 +78,7 @@ def remember_types() -> None:
         return None
 
     def tensor(self: Any, handle: Any, kind: Any) -> None:
-        if kind.is_block():
-            key = id(kind.shape)
-        else:
-            key = 0
+        key = id(kind.shape) if kind.is_block() else 0
         known = shapes.get(key)
         if known is None or (key and known[0] is not kind.shape):
             real_tensor(self, handle, kind)
