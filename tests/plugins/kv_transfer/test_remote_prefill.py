@@ -270,6 +270,21 @@ def test_an_offer_ends_at_its_deadline(both: Both) -> None:
     assert len(tokens_of(pair.settle())) == 6
 
 
+@pytest.mark.parametrize("num_steps", range(4))
+def test_an_order_withdrawn_at_any_step_leaves_no_offer(both: Both, num_steps: int) -> None:
+    """Its client left: the engine hears of the request's end, then of the offer's, while a step computes it or not."""
+    _, pair = both
+    order = request(prompt(1, 12), "left", sampling=SamplingParams(max_tokens=1, temperature=0.0))
+    pair.prefill.add(with_source(order, KVSource("left", 600.0)))
+    for _ in range(num_steps):
+        pair.prefill.step()
+    pair.prefill.abort("left")
+    pair.prefill.call_feature("remote_prefill", "withdraw", ["left"])
+    for _ in range(4):
+        pair.prefill.step()
+    pair.check()
+
+
 def test_held_blocks_are_not_evicted(both: Both) -> None:
     """Others that need all of the KV cache leave what is offered as it is; then it is read."""
     _, pair = both

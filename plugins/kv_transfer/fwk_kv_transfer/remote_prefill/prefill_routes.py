@@ -39,6 +39,8 @@ T = TypeVar("T")
 
 MAX_SECONDS = 3600.0
 MAX_KEY_LEN = 64
+MAX_WITHDRAWN = 4096
+"""Keys remembered of orders that were withdrawn before they came."""
 
 _ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0.0)
 
@@ -67,6 +69,7 @@ class PrefillRoutes(SharedWork):
         options: RemotePrefillOptions = context.options
         self._secret = options.secret()
         self._orders: dict[str, asyncio.Task[None]] = {}  # by key
+        self._withdrawn: dict[str, None] = {}  # keys of orders that had not come, the newest last
         self._ranks: list[dict[str, Any]] | None = None  # ``KVExchange.about`` of an engine that lives
         self._is_one: bool | None = None  # whether it is the only one; None: not asked yet
         self._registration: Registration | None = None
@@ -142,6 +145,8 @@ class PrefillRoutes(SharedWork):
         self._check(order)
         if order.key in self._orders:
             raise InvalidRequest("an order of this key is being computed")
+        if order.key in self._withdrawn:
+            raise NotServed("the order was withdrawn", 410)
         work = self._orders[order.key] = asyncio.ensure_future(self._compute(order))
         try:
             await asyncio.wait([work])
@@ -179,6 +184,10 @@ class PrefillRoutes(SharedWork):
         work = self._orders.get(key)
         if work is not None:
             await _end(work)
+        elif len(key) <= MAX_KEY_LEN:  # it may still come: by another connection
+            self._withdrawn[key] = None
+            if len(self._withdrawn) > MAX_WITHDRAWN:
+                del self._withdrawn[next(iter(self._withdrawn))]
         await self.context.ask("withdraw", key)
 
     def _check(self, order: Order) -> None:
