@@ -14,19 +14,17 @@ import queue
 import socket
 import sys
 import threading
-import zlib
 from pathlib import Path
 
 import msgspec
 
-from fwk.errors import FwkError, one_line_traceback
+from fwk.errors import FwkError
 from fwk.interfaces.executor import Worker
-from fwk.types import StepResult
+from fwk_executors._common.answers import digest, failure
 from fwk_executors._common.torch_group import Position, TorchGroup
 from fwk_executors.processes.messages import (
     Call,
     Called,
-    Failed,
     Frames,
     FromRank,
     Loaded,
@@ -42,12 +40,6 @@ from fwk_process.parent import continue_with_parent_gone, ignore_terminal_signal
 
 END_SECONDS = 1.5
 """What the worker may still finish once the engine is gone."""
-
-
-def digest(result: StepResult) -> int:
-    """A number that ranks which chose the same tokens have in common."""
-    chosen = [(s.slot, s.token_ids, s.draft_token_ids, s.error is None) for s in result.sequences]
-    return zlib.crc32(msgspec.msgpack.encode(chosen))
 
 
 class Child:
@@ -122,11 +114,6 @@ class Child:
             with contextlib.suppress(Exception):
                 self._worker.close()
         os._exit(0)
-
-
-def failure(number: int, error: Exception, *, is_refusal: bool) -> Failed:
-    """The answer to a job that raised."""
-    return Failed(number, type(error).__name__, str(error), is_refusal, one_line_traceback(error))
 
 
 def placed() -> Placement:

@@ -16,6 +16,7 @@ import msgspec
 
 from fwk.interfaces.executor import WorkerInfo, WorkerRecipe
 from fwk.types import Batch, StepResult
+from fwk_executors._common.answers import Failed
 from fwk_executors._common.torch_group import NetworkStore
 
 
@@ -65,16 +66,6 @@ class Ran(msgspec.Struct, tag=True, frozen=True):
 class Called(msgspec.Struct, tag=True, frozen=True):
     number: int
     result: Any
-
-
-class Failed(msgspec.Struct, tag=True, frozen=True):
-    """In place of any answer. ``kind``: the exception's class, one of ``fwk.errors`` if it ``is_refusal``."""
-
-    number: int
-    kind: str
-    message: str
-    is_refusal: bool
-    story: str
 
 
 class Join(msgspec.Struct, tag=True, frozen=True):
