@@ -18,7 +18,7 @@ from fwk.cli.option_parsing import Parser, help_text
 from fwk.config import Config, stability_of
 from fwk.config.options import Stability
 from fwk.config.wire import from_plain, to_plain
-from fwk.errors import ConfigError, PluginError
+from fwk.errors import ConfigError, EngineDead, ModelLoadError, PluginError
 from fwk.plugins import build_config, discover, option_owners
 from fwk.plugins.options import flag
 from fwk.plugins.selection import plugin_options
@@ -192,6 +192,11 @@ def test_config_survives_the_wire_without_secrets() -> None:
 
 def test_the_page_of_arguments_is_up_to_date() -> None:
     assert (ROOT / "docs/arguments.md").read_text() == page(installed()), "run make docs"
+
+
+def test_exit_codes_tell_what_went_wrong() -> None:
+    """Scripts and service managers know them."""
+    assert [kind.exit_code for kind in (ConfigError, ModelLoadError, PluginError, EngineDead)] == [2, 4, 5, 6]
 
 
 def test_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
