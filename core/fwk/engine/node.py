@@ -48,7 +48,7 @@ def common(config: Config, plugins: PluginSet, setup: ModelSetup) -> dict[str, s
         found |= _shown(options, OWN)
     for key, given in config.plugin_options.items():
         item = next(item for item in plugins.all() if item.key == key)
-        if not FAMILIES[item.family].serves:
+        if item.declaration.options is not None and not FAMILIES[item.family].serves:
             local = item.declaration.local_options if isinstance(item.declaration, ExecutorSpec) else frozenset[str]()
             found |= _shown(plugin_options(item, {key: given}), local)
     return found
