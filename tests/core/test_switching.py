@@ -81,6 +81,21 @@ def test_who_waits_is_put_in_the_new_order() -> None:
     assert ended == ["first", "short", "long"]
 
 
+def test_who_runs_is_pre_empted_in_the_new_order() -> None:
+    """Of two that fill the KV cache, the older one leaves once priorities count."""
+    engine = make_engine(num_blocks=6, cache="none", max_running=2)
+    for name, priority in (("older", 0), ("urgent", 9)):
+        ask(engine, name, 4, 12, priority=priority)
+    engine.step()
+    assert engine.scheduler.num_running == 2
+    engine.scheduler.switch_policy(make_policy("priority", {}), "priority")
+    ended: list[str] = []
+    while engine.has_work:
+        ended += [event.request_id for event in engine.step() if event.finish_reason]
+    assert engine.stats().preemptions > 0
+    assert ended == ["urgent", "older"]
+
+
 class Failing(SchedulePolicy):
     def rank(self, sequence: Any, view: Any) -> Any:
         raise ZeroDivisionError

@@ -221,7 +221,6 @@ async def test_no_host_at_all(server: Server) -> None:
     assert statuses(await answer(server, b"GET /health HTTP/1.0\r\n\r\n")) == [200]
 
 
-@pytest.mark.sweep
 async def test_allowed_hosts(spawn: Start) -> None:
     """With a key any name will do: ``test_the_key_opens`` of tests/e2e/test_server.py."""
     named = spawn(*FAKE, "--allowed-hosts", "llm.example", "*.inner.example", "127.0.0.1")

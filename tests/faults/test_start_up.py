@@ -132,7 +132,6 @@ def test_two_servers_side_by_side(fake: Server, spawn: Start) -> None:
     fake.check_invariants()
 
 
-@pytest.mark.sweep
 def test_no_code_runs_from_the_current_directory(tiny_model: Path, python_path: str, tmp_path: Path) -> None:
     """``fwk serve .`` in the folder of a downloaded model, as its script starts it; also in helper processes."""
     folder = shutil.copytree(tiny_model, tmp_path / "model")
