@@ -21,8 +21,26 @@ MODULES: Mapping[str, str] = {
     "fwk.interfaces.http": "fwk_http.replies",
     "fwk.interfaces.life": "fwk.interfaces.lifecycle",
     "fwk.interfaces.ranked": "fwk.interfaces.ranked_list",
+    "fwk.layers": "fwk_layers",
+    "fwk.layers.activation": "fwk_layers.activation",
+    "fwk.layers.attention": "fwk_layers.attention",
+    "fwk.layers.cross_attention": "fwk_layers.cross_attention",
+    "fwk.layers.embedding": "fwk_layers.embedding",
+    "fwk.layers.encoder": "fwk_layers.encoder",
+    "fwk.layers.heads": "fwk_layers.heads",
+    "fwk.layers.hidden_tap": "fwk_layers.hidden_tap",
+    "fwk.layers.insert": "fwk_layers.insert",
+    "fwk.layers.linear": "fwk_layers.linear",
+    "fwk.layers.logprobs": "fwk.interfaces.logprobs",
+    "fwk.layers.mlp": "fwk_layers.mlp",
+    "fwk.layers.moe": "fwk_layers.moe",
+    "fwk.layers.norm": "fwk_layers.norm",
+    "fwk.layers.placed_experts": "fwk_layers.placed_experts",
+    "fwk.layers.rope": "fwk_layers.rope",
+    "fwk.layers.select_tokens": "fwk_layers.select_tokens",
+    "fwk.layers.sharding": "fwk_layers.sharding",
     "fwk.layers.state": "fwk.interfaces.state",
-    "fwk.layers.wanted": "fwk.layers.select_tokens",
+    "fwk.layers.wanted": "fwk_layers.select_tokens",
     "fwk.native": "fwk_native",
     "fwk.native.huge_pages": "fwk_native.huge_pages",
     "fwk.native.memory": "fwk_native.memory",
@@ -42,7 +60,8 @@ NAMES: Mapping[str, Mapping[str, str]] = {
         "PR_SET_PDEATHSIG": "fwk_process.parent.PR_SET_PDEATHSIG",
         "continue_with_parent_gone": "fwk_process.parent.continue_with_parent_gone",
     },
-    "fwk.layers.select_tokens": {"WantedTokens": "fwk.layers.select_tokens.SelectTokens"},
+    "fwk.layers.select_tokens": {"WantedTokens": "fwk_layers.select_tokens.SelectTokens"},
+    "fwk.layers.wanted": {"WantedTokens": "fwk_layers.select_tokens.SelectTokens"},
     "fwk.native": {
         "COMMON_FLAGS": "fwk_native.build.COMMON_FLAGS",
         "COMPILERS": "fwk_native.compiler.COMPILERS",
@@ -89,11 +108,21 @@ def _warn(old: str, new: str, stacklevel: int) -> None:
     warnings.warn(f"{old} is called {new} now", DeprecationWarning, stacklevel=stacklevel + 1)
 
 
+class _Former(ModuleType):
+    """A module under a former name. What the new one has is not hidden by a submodule of its name."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(value, ModuleType):  # importlib sets a package's submodules
+            new = getattr(sys.modules.get(MODULES[self.__name__]), name, value)
+            value = value if isinstance(new, ModuleType) else new
+        super().__setattr__(name, value)
+
+
 class _FormerModule:
     """A loader of modules under a former name: what they have is another's."""
 
-    def create_module(self, spec: ModuleSpec) -> None:
-        return None
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return _Former(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
         new = MODULES[module.__name__]

@@ -41,6 +41,14 @@ def test_a_former_module_is_the_new_one_and_says_so(
     monkeypatch.delitem(sys.modules, "third")
 
 
+@pytest.mark.filterwarnings("ignore:fwk.layers:DeprecationWarning")
+def test_a_function_is_not_hidden_by_a_former_module_of_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("fwk.layers", "fwk.layers.insert"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    importlib.import_module("fwk.layers.insert")
+    assert importlib.import_module("fwk.layers").insert is importlib.import_module("fwk_layers").insert
+
+
 @pytest.mark.parametrize(
     ("module", "old", "new"), [(module, *row) for module, names in NAMES.items() for row in names.items()]
 )

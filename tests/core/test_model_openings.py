@@ -22,11 +22,11 @@ from fwk.errors import ConfigError, ModelLoadError, PluginError
 from fwk.interfaces.attention import AttentionBackend, AttentionLayer
 from fwk.interfaces.declaration import Facts
 from fwk.interfaces.model import AttentionNeeds
-from fwk.layers import Attention
 from fwk.plugins import PluginSet, discover, find
 from fwk.setup.resolve import check_layers
 from fwk.types import ModelConfig
 from fwk_kit.testing.weights import Tensors
+from fwk_layers import Attention
 
 SAMPLING = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
 

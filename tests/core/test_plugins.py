@@ -80,6 +80,7 @@ def test_every_plugin_folder_is_packaged_and_checked() -> None:
         "jinja/fwk_jinja",
         "jobs/fwk_jobs",
         "kit/fwk_kit",
+        "layers/fwk_layers",
         "native/fwk_native",
         "process/fwk_process",
         "tiles/fwk_tiles",
@@ -94,13 +95,18 @@ def test_every_plugin_folder_is_packaged_and_checked() -> None:
         "fwk_jinja",
         "fwk_jobs",
         "fwk_kit",
+        "fwk_layers",
         "fwk_native",
         "fwk_process",
         "fwk_tiles",
     }
     by_name = {contract["name"]: contract for contract in linter["contracts"]}
-    assert set(by_name["core imports no plugin and no kit"]["forbidden_modules"]) == names | {"fwk_kit"}
+    assert set(by_name["core imports no plugin, no layer and no kit"]["forbidden_modules"]) == names | {
+        "fwk_kit",
+        "fwk_layers",
+    }
     assert set(by_name["families are independent"]["modules"]) == names
+    assert set(by_name["layers keep to the public core"]["forbidden_modules"]) > names
     assert set(by_name["plugins keep to the public core"]["source_modules"]) == names
     assert set(by_name["plugins of a family are independent"]["modules"]) == {f"{name}.*" for name in names}
     assert all((ROOT / folder / "py.typed").is_file() for folder in folders)

@@ -18,7 +18,7 @@ import fwk
 from fwk import SamplingParams
 from fwk.errors import FwkError
 from fwk.interfaces.declaration import Facts, Host
-from fwk.layers.logprobs import packed_logprobs, unpacked_logprobs
+from fwk.interfaces.logprobs import packed_logprobs, unpacked_logprobs
 from fwk.plugins import discover, negotiate
 from fwk_attention.triton_paged import plan
 from fwk_kit.testing.serving import MIXTURE, TINY

@@ -6,7 +6,7 @@ import ast
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("core", "deprecated", "errors", "native", "plugins", "process")
+FOLDERS = ("core", "deprecated", "errors", "layers", "native", "plugins", "process")
 FILES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
 
 

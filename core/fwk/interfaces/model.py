@@ -1,4 +1,4 @@
-"""Model architectures: 60 to 150 lines each, on ``fwk.layers``."""
+"""Model architectures: 60 to 150 lines each, on ``fwk_layers``."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class ModelContext:
 
 
 class HiddenTap(Protocol):
-    """A place where a model's residual stream may be read and changed (``fwk.layers.HiddenTap``).
+    """A place where a model's residual stream may be read and changed (``fwk_layers.HiddenTap``).
 
     value: the stream of the last step that was computed, [num_tokens, hidden_size]; None where it is not wanted.
     changes: each is called with a tensor [num_tokens, hidden_size] in every step whose layers are called; what it adds
@@ -184,7 +184,7 @@ class Model(ABC):
 
         Where ``prunes_last_layer`` is set and ``batch.hidden_indices`` is not None, of those tokens:
         [num_hidden, hidden_size]. For the others the last layer only stores K and V:
-        ``fwk.layers.SelectTokens`` and ``Attention`` do that.
+        ``fwk_layers.SelectTokens`` and ``Attention`` do that.
         """
 
     @abstractmethod
@@ -199,7 +199,7 @@ class Model(ABC):
         """Rows that take the place of media's tokens: [length, hidden_size] for each item, on the device.
 
         kind: one of ``ModelSpec.media``. items: the arrays that a multimodal processor made of each. A row may depend
-        on its item alone. Of a batch in which such tokens are, ``inserted`` has their rows (``fwk.layers.insert``).
+        on its item alone. Of a batch in which such tokens are, ``inserted`` has their rows (``fwk_layers.insert``).
         """
         raise ConfigError(f"the model {type(self).__name__} has no encode(): it takes text only")
 
@@ -249,7 +249,7 @@ class ModelSpec(Declaration):
     task: what it is for (``--task``): ``generate``, ``embed``, ``classify``, or a word of its own.
     runner: what runs it. ``generate``: ``load`` names a ``Model``, which writes token after token. ``pool``: ``load``
         names an ``Encoder``, which makes one vector of each prompt. Empty: ``pool`` for all tasks but ``generate``.
-    is_recurrent: some of its layers keep a state (``fwk.layers.RecurrentState``) instead of K/V.
+    is_recurrent: some of its layers keep a state (``fwk_layers.RecurrentState``) instead of K/V.
     media: kinds of media that its ``Model.encode`` takes: ``image``, ``audio``, ``video``.
     features: what it asks of the attention backend whatever its config says (``soft_cap``, ``latent``); what depends
     on the config is said by ``attention_needs``.

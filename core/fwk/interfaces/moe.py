@@ -101,7 +101,7 @@ class MoEContext:
     - ``top_k``: experts of a token.
     - ``hidden_size``: numbers in a token.
     - ``intermediate_size``: of one expert, this rank's part.
-    - ``activation``: as in config.json: ``fwk.layers.activation`` knows it
+    - ``activation``: as in config.json: ``fwk_layers.activation`` knows it
     - ``dtype``: of activations.
     - ``device``: the worker's.
     - ``options``: the plugin's own options, validated; None where it declares none.

@@ -99,7 +99,7 @@ class Operators(ABC):
     def gate(self, x: Tensor, activation: str) -> Tensor:
         """activation(first half of each row), rounded, times the second half: [n, 2 * size] to [n, size].
 
-        activation: as config.json names it; ``fwk.layers.activation`` knows all that there are.
+        activation: as config.json names it; ``fwk_layers.activation`` knows all that there are.
         """
 
     def gate_rounded(self, x: Tensor, activation: str, group: int) -> RoundedRows:

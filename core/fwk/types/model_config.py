@@ -26,7 +26,7 @@ class RopeConfig:
     - ``theta``: the base of the frequencies.
     - ``kind``: ``rope_type`` of config.json: ``default``, ``linear``, ``llama3``, ``yarn``, ...
     - ``scaling``: its other fields. ``partial_rotary_factor`` here, or in ``ModelConfig.raw``: the share of a head's
-      numbers, from the first on, that is turned (1.0 without); ``fwk.layers.RotaryEmbedding`` reads it.
+      numbers, from the first on, that is turned (1.0 without); ``fwk_layers.RotaryEmbedding`` reads it.
     """
 
     theta: float = 10_000.0

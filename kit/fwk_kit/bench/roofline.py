@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 
-from fwk.layers.embedding import LMHead, VocabEmbedding
-from fwk.layers.linear import ColumnParallelLinear, RowParallelLinear
-from fwk.layers.moe import MoE
 from fwk.types import Request, SamplingParams
+from fwk_layers.embedding import LMHead, VocabEmbedding
+from fwk_layers.linear import ColumnParallelLinear, RowParallelLinear
+from fwk_layers.moe import MoE
 
 if TYPE_CHECKING:
     from fwk.engine.llm import LLM

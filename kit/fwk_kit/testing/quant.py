@@ -11,11 +11,11 @@ from torch import Tensor
 
 from fwk.interfaces.parallel import ParallelGroup
 from fwk.interfaces.quant import PLAIN, LinearShape, OneFormat, QuantContext, QuantizerSpec, QuantMethod
-from fwk.layers import ColumnParallelLinear, Part, RowParallelLinear, VocabEmbedding
 from fwk.plugins import Registered
 from fwk_kit.testing.base import PluginSuite
 from fwk_kit.testing.serving import TINY, tokens_of
 from fwk_kit.testing.weights import SMALL, Tensors, layer_context
+from fwk_layers import ColumnParallelLinear, Part, RowParallelLinear, VocabEmbedding
 from fwk_native.thread_pool import ThreadPool
 
 HIDDEN, INNER, VOCAB = (int(SMALL[name]) for name in ("hidden_size", "intermediate_size", "vocab_size"))

@@ -15,8 +15,8 @@ from torch import Tensor
 from fwk.errors import ModelLoadError
 from fwk.interfaces.model import ModelContext
 from fwk.interfaces.quant import LinearShape, OneFormat, ParamSpec, QuantContext, QuantMethod
-from fwk.layers import ColumnParallelLinear, GatedMLP, LMHead, Part, QKVLinear, RowParallelLinear, VocabEmbedding
 from fwk.types import ModelConfig
+from fwk_layers import ColumnParallelLinear, GatedMLP, LMHead, Part, QKVLinear, RowParallelLinear, VocabEmbedding
 
 
 def config(**changes: Any) -> ModelConfig:

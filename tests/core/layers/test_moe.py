@@ -16,8 +16,8 @@ from fwk.interfaces.declaration import Facts
 from fwk.interfaces.moe import EXPERT_PARALLEL, ExpertWeights, MoEContext, MoERunner, MoERunnerSpec
 from fwk.interfaces.parallel import ParallelGroup, SingleRank
 from fwk.interfaces.quant import OneFormat
-from fwk.layers import MoE, OffsetRMSNorm, QKNorm, Routing
 from fwk.types import ModelConfig
+from fwk_layers import MoE, OffsetRMSNorm, QKNorm, Routing
 
 modeling_deepseek_v2 = lazy("transformers.models.deepseek_v2.modeling_deepseek_v2")
 modeling_gemma3 = lazy("transformers.models.gemma3.modeling_gemma3")

@@ -8,9 +8,9 @@ from tests.helpers.lazy import lazy
 from tests.helpers.models import Tensors, make_context
 
 from fwk.errors import ModelLoadError
-from fwk.layers import RMSNorm, RotaryEmbedding
-from fwk.layers.rope import inverse_frequencies
 from fwk.types import ModelConfig, RopeConfig
+from fwk_layers import RMSNorm, RotaryEmbedding
+from fwk_layers.rope import inverse_frequencies
 
 modeling_llama = lazy("transformers.models.llama.modeling_llama")
 

@@ -18,6 +18,7 @@ from tests.helpers.quantised import checkpoint_twins, gguf_twins
 from tests.helpers.tiny import save_llama
 
 import fwk
+import fwk_layers
 from fwk.errors import ConfigError
 from fwk.interfaces.loader import WeightSource
 from fwk.worker.loading.weights import TrackedWeights
@@ -129,6 +130,19 @@ def test_a_damaged_file_is_made_again(tmp_path: Path, part: float, caplog: pytes
     assert tokens(model, folder) == expected
     assert "is damaged" in caplog.text or "truncated" in caplog.text
     assert file.read_bytes() == whole
+
+
+def test_layers_of_another_version_make_a_file_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, folder, file, expected = packed_model(tmp_path)
+    copy = tmp_path / "fwk_layers"
+    shutil.copytree(Path(fwk_layers.__file__).parent, copy)
+    monkeypatch.setattr(fwk_layers, "__file__", str(copy / "__init__.py"))
+    assert tokens(model, folder) == expected
+    assert files(folder) == [file], "the same code elsewhere"
+    with (copy / "linear.py").open("a") as code:
+        code.write("# another way to pack\n")
+    assert tokens(model, folder) == expected
+    assert len(files(folder)) == 2
 
 
 def test_a_truncated_file_is_made_again(tmp_path: Path) -> None:

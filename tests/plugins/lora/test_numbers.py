@@ -21,10 +21,10 @@ from fwk.interfaces.lora import AdaptedBatch, LoRABackend, LoRAContext, LoRAMatr
 from fwk.interfaces.model import ModelContext
 from fwk.interfaces.parallel import ParallelGroup
 from fwk.interfaces.quant import LinearShape, ParamSpec, QuantContext, QuantMethod
-from fwk.layers import ColumnParallelLinear, GatedMLP, Part, QKVLinear, RowParallelLinear
 from fwk.plugins import discover, find, load_object
 from fwk.types import ForwardBatch, ModelConfig
 from fwk_kit.testing.batches import block_tables, make_batch
+from fwk_layers import ColumnParallelLinear, GatedMLP, Part, QKVLinear, RowParallelLinear
 from fwk_lora.feature import AdapterPlace
 from fwk_lora.feature.worker import AdapterStore
 from fwk_lora.local import LocalAdapterOptions

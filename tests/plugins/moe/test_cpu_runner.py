@@ -17,7 +17,7 @@ import fwk
 import fwk_native as native
 from fwk.errors import ModelLoadError
 from fwk.interfaces.moe import ExpertWeights, MoEContext
-from fwk.layers import ColumnParallelLinear, Part, RowParallelLinear
+from fwk_layers import ColumnParallelLinear, Part, RowParallelLinear
 from fwk_moe._common.loop import LayerLoop
 from fwk_moe.cpu.runner import CpuRunner
 from fwk_native.thread_pool import ThreadPool

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from fwk.interfaces.moe import MoEContext, MoERunner
 from fwk.interfaces.parallel import ParallelGroup, SingleRank
-from fwk.layers import MoE, Routing
 from fwk.plugins import discover, find, load_object
+from fwk_layers import MoE, Routing
 from fwk_native.thread_pool import ThreadPool
 
 MODELS = [

@@ -18,8 +18,8 @@ from torch import Tensor
 from fwk.errors import ModelLoadError
 from fwk.interfaces.expert_placement import ExpertPlacement, PlacedLayer, PlacementShape
 from fwk.interfaces.moe import MoEContext, MoERunner, Routing
-from fwk.layers import MoE
 from fwk.plugins import discover, find, load_object
+from fwk_layers import MoE
 from fwk_native.thread_pool import ThreadPool
 
 ROUTING = Routing(8, 3, normalises=True)

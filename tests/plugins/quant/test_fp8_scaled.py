@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fwk.errors import ConfigError
 from fwk.interfaces.quant import RoundedRows
-from fwk.layers import ColumnParallelLinear, Part
+from fwk_layers import ColumnParallelLinear, Part
 from fwk_quant.fp8 import scaled
 
 LEVELS = e4m3(np.arange(127, dtype=np.uint8)).astype(np.float64)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 import fwk_native as native
 from fwk.errors import ConfigError, ModelLoadError
-from fwk.layers import ColumnParallelLinear, LMHead, Part, QKVLinear, RowParallelLinear, VocabEmbedding
+from fwk_layers import ColumnParallelLinear, LMHead, Part, QKVLinear, RowParallelLinear, VocabEmbedding
 from fwk_quant._common import product
 from fwk_quant._linear_cpu.kernel import PackedMatrix
 from fwk_quant._linear_cpu.pages import SLAB

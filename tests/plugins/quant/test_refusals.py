@@ -15,7 +15,7 @@ from tests.helpers.quantised import CHECKPOINTS, checkpoint_twins, online_twins
 
 import fwk
 from fwk.errors import ConfigError, FwkError, ModelLoadError, PluginError
-from fwk.layers import LMHead, QKVLinear
+from fwk_layers import LMHead, QKVLinear
 
 Q = "model.layers.0.self_attn.q_proj"
 LIMITS: dict[str, Any] = {"max_total_tokens": 256, "max_running_requests": 4}

@@ -20,7 +20,7 @@ from torch import Tensor
 import fwk
 from fwk import SamplingParams
 from fwk.errors import ConfigError, ModelLoadError
-from fwk.layers import ColumnParallelLinear, Part, QKVLinear
+from fwk_layers import ColumnParallelLinear, Part, QKVLinear
 from fwk_quant._common.integers import IntegerMatrix
 from fwk_quant._linear_triton import choice, matrix
 from fwk_quant._linear_triton.matrix import FEW_TOKENS, TritonMatrix, parts_of

@@ -1,4 +1,4 @@
-"""What a model's weights depend on, as layers hold them."""
+"""What a model's weights depend on, but for the code of the layers that hold them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import Any
 
 from fwk.config import Config
 from fwk.interfaces.parallel import ParallelGroup
-from fwk.layers import sharding
 from fwk.plugins import PluginSet
 from fwk.setup.checkpoint import OpenedModel
 from fwk.setup.resolve import ModelSetup
@@ -35,7 +34,6 @@ def model_identity(
     files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
     remote = opened.checkpoint.weights_identity()
     known: dict[str, Any] = {
-        "layers": _sources(Path(sharding.__file__).parent),
         "files": known_files(path),
         "changed": [file.stat().st_ctime_ns for file in files],
         "weights": remote,

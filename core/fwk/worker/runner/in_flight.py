@@ -14,7 +14,7 @@ from torch import Tensor
 from fwk.errors import BlameSequence
 from fwk.features.worker import Made, put_results
 from fwk.interfaces.device import Device, Event
-from fwk.layers.logprobs import packed_logprobs, unpacked_logprobs
+from fwk.interfaces.logprobs import packed_logprobs, unpacked_logprobs
 from fwk.types import Batch, ForwardBatch, ScheduledSequence, SequenceResult, StepResult
 from fwk.worker.drafting.acceptance import count_gained
 from fwk.worker.drafting.draft_store import StoredDrafts

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fwk.errors import BlameSequence
 from fwk.interfaces.device import Upload
-from fwk.layers.logprobs import token_logprobs
+from fwk.interfaces.logprobs import token_logprobs
 from fwk.types import Batch, ScheduledSequence, SequenceResult
 from fwk.worker.drafting.draft_tree import DraftTree
 from fwk.worker.drafting.verify import Verifier

@@ -1,11 +1,11 @@
-"""A decoder of the Llama family, on the layers of ``fwk.layers``: none knows of ranks, weight formats or adapters."""
+"""A decoder of the Llama family, on the layers of ``fwk_layers``: none knows of ranks, weight formats or adapters."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from fwk.interfaces.model import Model, ModelContext
-from fwk.layers import (
+from fwk_layers import (
     Attention,
     GatedMLP,
     LMHead,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fwk.interfaces.moe import ExpertWeights, MoERunner
-from fwk.layers import activation
+from fwk_layers import activation
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from fwk.interfaces.model import Model, ModelContext
-from fwk.layers import (
+from fwk_layers import (
     Attention,
     LMHead,
     QKVLinear,

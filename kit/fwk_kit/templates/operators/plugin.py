@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fwk.interfaces.operators import Operators
-from fwk.layers import activation as activation_named
+from fwk_layers import activation as activation_named
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -14,9 +14,9 @@ from fwk.errors import BlameSequence, ConfigError
 from fwk.interfaces.feature import LoadedModel, ModelBuild, WorkerPart, WorkerPartContext
 from fwk.interfaces.model import Encoder, Model, ModelContext
 from fwk.interfaces.pooling import PoolingConfig
-from fwk.layers import ReplicatedLinear
 from fwk.types import Batch, ForwardBatch, NewSequence
 from fwk_features.pooling import Pooling, PoolingOptions, Vector, Wanted
+from fwk_layers import ReplicatedLinear
 
 
 @dataclass(frozen=True, slots=True)

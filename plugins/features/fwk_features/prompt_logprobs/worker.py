@@ -11,8 +11,8 @@ import numpy as np
 from torch import Tensor
 
 from fwk.interfaces.feature import LoadedModel, WorkerPart, WorkerPartContext
+from fwk.interfaces.logprobs import ROWS_AT_ONCE, packed_logprobs, unpacked_logprobs
 from fwk.interfaces.model import Model
-from fwk.layers.logprobs import ROWS_AT_ONCE, packed_logprobs, unpacked_logprobs
 from fwk.types import Batch, ForwardBatch, NewSequence, TokenLogprobs
 from fwk.types.sampling import MAX_LOGPROBS
 from fwk_features.prompt_logprobs import Scored, StepScores

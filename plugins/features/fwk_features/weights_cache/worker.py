@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import re
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 
+import fwk_layers
 from fwk.errors import ConfigError
 from fwk.interfaces.feature import LoadedModel, ModelBuild, WorkerPart, WorkerPartContext
 from fwk.interfaces.model import ModelContext
@@ -95,6 +97,14 @@ def trusted(folder: Path) -> None:
         raise ConfigError(f"--weights-cache {folder} may be written to by other users: chmod go-w {folder}")
 
 
+def layers_code() -> str:
+    """A hash of the sources of the layers, which decide what is cut, joined and packed."""
+    digest = hashlib.blake2b(digest_size=16)
+    for source in sorted(Path(fwk_layers.__file__).parent.glob("*.py")):
+        digest.update(source.read_bytes())
+    return digest.hexdigest()
+
+
 class FileCache(WeightsCache):
     """One model's entries in one file. ``finish`` writes it anew, in a thread, if anything was not found."""
 
@@ -112,7 +122,7 @@ class FileCache(WeightsCache):
     @cached_property
     def _key(self) -> str:
         """What the whole file depends on: known once all that change the model have said so."""
-        return self._build.identity()
+        return hashlib.blake2b(f"{layers_code()} {self._build.identity()}".encode(), digest_size=32).hexdigest()
 
     @cached_property
     def _path(self) -> Path:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fwk.layers import Part
-from fwk.layers.sharding import output_shard
+from fwk_layers import Part
+from fwk_layers.sharding import output_shard
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fwk.layers import Attention, QKNorm, QKVLinear, RMSNorm, RotaryEmbedding, RotaryRows, RowParallelLinear
+from fwk_layers import Attention, QKNorm, QKVLinear, RMSNorm, RotaryEmbedding, RotaryRows, RowParallelLinear
 
 if TYPE_CHECKING:
     from torch import Tensor

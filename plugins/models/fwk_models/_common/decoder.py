@@ -6,7 +6,7 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from fwk.interfaces.model import Model, ModelContext
-from fwk.layers import HiddenTap, LMHead, RMSNorm, RotaryEmbedding, RotaryRows, SelectTokens, VocabEmbedding, insert
+from fwk_layers import HiddenTap, LMHead, RMSNorm, RotaryEmbedding, RotaryRows, SelectTokens, VocabEmbedding, insert
 
 if TYPE_CHECKING:
     from torch import Tensor

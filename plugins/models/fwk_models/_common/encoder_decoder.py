@@ -6,7 +6,7 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING
 
 from fwk.interfaces.model import Model, ModelContext
-from fwk.layers import (
+from fwk_layers import (
     Attention,
     ColumnParallelLinear,
     CrossAttention,
@@ -83,7 +83,7 @@ class EncoderSelfAttention(Projections):
 
 
 class DecoderSelfAttention(Projections):
-    """A token sees those before it; ``extras`` are those of ``fwk.layers.Attention``."""
+    """A token sees those before it; ``extras`` are those of ``fwk_layers.Attention``."""
 
     def __init__(
         self,

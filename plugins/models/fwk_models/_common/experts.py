@@ -9,7 +9,7 @@ import torch
 
 from fwk.errors import ModelLoadError
 from fwk.interfaces.model import ModelContext
-from fwk.layers import GatedMLP, MoE, ReplicatedLinear, RMSNorm, RotaryEmbedding, Routing, VocabEmbedding
+from fwk_layers import GatedMLP, MoE, ReplicatedLinear, RMSNorm, RotaryEmbedding, Routing, VocabEmbedding
 from fwk_models._common.qkv import SplitQKV
 from fwk_models._common.recurrent_cpu import RecurrentKernels
 from fwk_models._common.stack import Block, SelfAttention, Stack

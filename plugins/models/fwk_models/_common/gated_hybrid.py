@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fwk.interfaces.model import ModelContext, TokenPredictor
-from fwk.layers import (
+from fwk_layers import (
     Attention,
     ColumnParallelLinear,
     LMHead,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from fwk.interfaces.model import Model
-from fwk.layers import LMHead, RMSNorm, RotaryEmbedding, RotaryRows, VocabEmbedding, insert
+from fwk_layers import LMHead, RMSNorm, RotaryEmbedding, RotaryRows, VocabEmbedding, insert
 from fwk_models._common.recurrent import RecurrentRows
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from fwk.interfaces.model import ModelContext
-from fwk.layers import RotaryEmbedding, RotaryRows
+from fwk_layers import RotaryEmbedding, RotaryRows
 from fwk_models._common.decoder import Decoder
 from fwk_models._common.patches import Eyes, PatchEncoder
 from fwk_models._common.planes import PlaneRotary, plane_rotary

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fwk.interfaces.model import ModelContext
-from fwk.layers import Attention, GatedMLP, QKVLinear, RotaryEmbedding, RotaryRows, RowParallelLinear
+from fwk_layers import Attention, GatedMLP, QKVLinear, RotaryEmbedding, RotaryRows, RowParallelLinear
 from fwk_models._common.decoder import Decoder, DecoderLayer
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from fwk.errors import ModelLoadError
-from fwk.layers import ColumnParallelLinear, Part, RowParallelLinear, activation, rank_rows
+from fwk_layers import ColumnParallelLinear, Part, RowParallelLinear, activation, rank_rows
 from fwk_models._common.recurrent import CausalConv, RecurrentRows, new_state, selective_scan
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from fwk.errors import ModelLoadError
-from fwk.layers import ColumnParallelLinear, Part, RowParallelLinear, rank_rows
+from fwk_layers import ColumnParallelLinear, Part, RowParallelLinear, rank_rows
 from fwk_models._common.recurrent import CausalConv, GatedNorm, RecurrentRows, new_state, state_space
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fwk.interfaces.model import ModelContext
-from fwk.layers import GatedMLP
+from fwk_layers import GatedMLP
 from fwk_models._common.attention import NormedAttention
 from fwk_models._common.decoder import DecoderLayer
 from fwk_models._common.llama import LlamaDecoder

@@ -1,11 +1,11 @@
-"""Norms of queries and keys beyond the one for each head (``fwk.layers.QKNorm``)."""
+"""Norms of queries and keys beyond the one for each head (``fwk_layers.QKNorm``)."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fwk.layers import Part, RMSNorm
-from fwk.layers.sharding import output_shard
+from fwk_layers import Part, RMSNorm
+from fwk_layers.sharding import output_shard
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from fwk.errors import ModelLoadError
 from fwk.interfaces.model import ModelContext
-from fwk.layers import ReplicatedLinear, RMSNorm, activation
+from fwk_layers import ReplicatedLinear, RMSNorm, activation
 from fwk_models._common.patches import number
 
 if TYPE_CHECKING:

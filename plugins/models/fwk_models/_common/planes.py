@@ -10,7 +10,7 @@ import torch
 from fwk.errors import ModelLoadError
 from fwk.interfaces.model import ModelContext
 from fwk.interfaces.multimodal import POSITION_SHIFT
-from fwk.layers import RotaryEmbedding, RotaryRows
+from fwk_layers import RotaryEmbedding, RotaryRows
 
 if TYPE_CHECKING:
     from torch import Tensor

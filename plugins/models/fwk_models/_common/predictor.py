@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from fwk.errors import ModelLoadError
 from fwk.interfaces.model import ModelContext, TokenPredictor
-from fwk.layers import LMHead, ReplicatedLinear, RMSNorm
+from fwk_layers import LMHead, ReplicatedLinear, RMSNorm
 
 if TYPE_CHECKING:
     from torch import Tensor

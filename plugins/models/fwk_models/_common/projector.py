@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fwk.interfaces.model import ModelContext
-from fwk.layers import ReplicatedLinear, activation
+from fwk_layers import ReplicatedLinear, activation
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fwk.errors import ModelLoadError
-from fwk.layers import ColumnParallelLinear, Part, QKVLinear
-from fwk.layers.sharding import output_shard
+from fwk_layers import ColumnParallelLinear, Part, QKVLinear
+from fwk_layers.sharding import output_shard
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from fwk.layers import Part, RecurrentState, rank_rows
+from fwk_layers import Part, RecurrentState, rank_rows
 from fwk_models._common.recurrent_cpu import MAX_WIDTH, RecurrentKernels
 
 if TYPE_CHECKING:

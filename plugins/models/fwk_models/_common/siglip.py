@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch.nn.functional as F
 
 from fwk.interfaces.model import ModelContext
-from fwk.layers import LayerNorm
+from fwk_layers import LayerNorm
 from fwk_models._common.vision import EncoderLayer, Sizes
 
 if TYPE_CHECKING:

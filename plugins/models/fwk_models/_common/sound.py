@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from fwk.errors import ModelLoadError
 from fwk.interfaces.model import ModelContext
-from fwk.layers import LayerNorm, ReplicatedLinear, activation
+from fwk_layers import LayerNorm, ReplicatedLinear, activation
 from fwk_models._common.vision import whole
 
 if TYPE_CHECKING:

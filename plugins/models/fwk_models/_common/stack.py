@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from fwk.interfaces.model import Model, ModelContext
-from fwk.layers import (
+from fwk_layers import (
     Attention,
     ColumnParallelLinear,
     HiddenTap,
@@ -52,7 +52,7 @@ class SelfAttention:
     """Attention over the sequence's past.
 
     rotary: None for layers without rotary positions. norm: of queries and keys, before they are rotated. settings: of
-    ``fwk.layers.Attention``.
+    ``fwk_layers.Attention``.
     """
 
     def __init__(

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from fwk.errors import ModelLoadError
 from fwk.interfaces.model import ModelContext
 from fwk.interfaces.parallel import SingleRank
-from fwk.layers import ColumnParallelLinear, LayerNorm, Part, ReplicatedLinear, activation
+from fwk_layers import ColumnParallelLinear, LayerNorm, Part, ReplicatedLinear, activation
 
 if TYPE_CHECKING:
     from torch import Tensor

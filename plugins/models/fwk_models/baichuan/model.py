@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch.nn.functional as F
 
 from fwk.interfaces.model import ModelContext
-from fwk.layers import GatedMLP, RMSNorm, RotaryEmbedding, VocabEmbedding
+from fwk_layers import GatedMLP, RMSNorm, RotaryEmbedding, VocabEmbedding
 from fwk_models._common.alibi import slopes
 from fwk_models._common.qkv import JoinedQKV
 from fwk_models._common.stack import Block, SelfAttention, Stack

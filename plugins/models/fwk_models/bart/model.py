@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from fwk.interfaces.model import ModelContext
-from fwk.layers import (
+from fwk_layers import (
     ColumnParallelLinear,
     EncoderDecoderStep,
     LayerNorm,

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from fwk.errors import ModelLoadError
 from fwk.interfaces.model import Encoder, ModelContext
-from fwk.layers import (
+from fwk_layers import (
     ColumnParallelLinear,
     EncoderAttention,
     LayerNorm,

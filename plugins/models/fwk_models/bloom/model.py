@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from fwk.errors import ModelLoadError
 from fwk.interfaces.model import ModelContext
-from fwk.layers import LayerNorm, VocabEmbedding
+from fwk_layers import LayerNorm, VocabEmbedding
 from fwk_models._common.alibi import slopes
 from fwk_models._common.qkv import GroupedQKV
 from fwk_models._common.stack import MLP, Block, SelfAttention, Stack, root_of

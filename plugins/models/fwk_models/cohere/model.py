@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fwk.interfaces.model import ModelContext
-from fwk.layers import GatedMLP, LayerNorm, Part, RotaryEmbedding, VocabEmbedding
-from fwk.layers.sharding import output_shard
+from fwk_layers import GatedMLP, LayerNorm, Part, RotaryEmbedding, VocabEmbedding
+from fwk_layers.sharding import output_shard
 from fwk_models._common.qkv import SplitQKV
 from fwk_models._common.stack import Block, SelfAttention, Stack
 

@@ -13,7 +13,7 @@ import torch
 
 from fwk.errors import ModelLoadError
 from fwk.interfaces.attention import KVKind
-from fwk.layers import (
+from fwk_layers import (
     Attention,
     ColumnParallelLinear,
     HeadMatrices,

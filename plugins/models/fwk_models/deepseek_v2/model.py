@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from fwk.errors import ModelLoadError
 from fwk.interfaces.model import ModelContext, TokenPredictor
-from fwk.layers import GatedMLP, MoE, RotaryEmbedding, Routing
+from fwk_layers import GatedMLP, MoE, RotaryEmbedding, Routing
 from fwk_models._common.decoder import Decoder, DecoderLayer
 from fwk_models._common.experts import SharedExperts, corrected_experts, skip_predictors
 from fwk_models._common.predictor import Layer, make_predictors

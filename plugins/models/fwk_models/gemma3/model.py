@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from fwk.errors import ModelLoadError
 from fwk.interfaces.model import Model, ModelContext
-from fwk.layers import (
+from fwk_layers import (
     GatedMLP,
     HiddenTap,
     LMHead,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fwk.layers import GatedMLP
+from fwk_layers import GatedMLP
 from fwk_models._common.experts import ExpertStack, corrected_experts, skip_predictors
 from fwk_models._common.norms import HeadNorm
 from fwk_models._common.predictor import Layer, make_predictors
@@ -14,7 +14,7 @@ from fwk_models._common.stack import SelfAttention
 
 if TYPE_CHECKING:
     from fwk.interfaces.model import ModelContext, TokenPredictor
-    from fwk.layers import RotaryEmbedding
+    from fwk_layers import RotaryEmbedding
     from fwk_models._common.stack import Apply
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from fwk.errors import ModelLoadError
 from fwk.interfaces.model import ModelContext
-from fwk.layers import LayerNorm, VocabEmbedding
+from fwk_layers import LayerNorm, VocabEmbedding
 from fwk_models._common.qkv import JoinedQKV
 from fwk_models._common.stack import MLP, Block, SelfAttention, Stack, root_of
 from fwk_models._common.weights import Transposed

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from fwk.errors import ModelLoadError
-from fwk.layers import MoE, Part, Routing
-from fwk.layers.activation import CLAMPED_SWIGLU
-from fwk.layers.sharding import output_shard
+from fwk_layers import MoE, Part, Routing
+from fwk_layers.activation import CLAMPED_SWIGLU
+from fwk_layers.sharding import output_shard
 from fwk_models._common.experts import ExpertStack, num_experts
 from fwk_models._common.qkv import SplitQKV
 from fwk_models._common.stack import SelfAttention
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fwk.interfaces.model import ModelContext
-    from fwk.layers import RotaryEmbedding
+    from fwk_layers import RotaryEmbedding
     from fwk_models._common.stack import Apply
 
 CONSTANTS = {"swiglu_limit": 7.0, "swiglu_alpha": 1.702, "hidden_act": "silu"}

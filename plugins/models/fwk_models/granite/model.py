@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fwk.interfaces.model import ModelContext
-from fwk.layers import GatedMLP, RMSNorm, RotaryEmbedding, VocabEmbedding
+from fwk_layers import GatedMLP, RMSNorm, RotaryEmbedding, VocabEmbedding
 from fwk_models._common.experts import granite_experts
 from fwk_models._common.qkv import SplitQKV
 from fwk_models._common.stack import Block, SelfAttention, Stack

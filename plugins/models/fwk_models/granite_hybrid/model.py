@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fwk.errors import ModelLoadError
-from fwk.layers import RMSNorm, RotaryEmbedding, VocabEmbedding
+from fwk_layers import RMSNorm, RotaryEmbedding, VocabEmbedding
 from fwk_models._common.experts import granite_experts
 from fwk_models._common.hybrid_stack import HybridStack
 from fwk_models._common.mamba2 import Mamba2Mixer, MixerSizes, step_limits

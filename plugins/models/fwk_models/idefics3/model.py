@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from fwk.interfaces.model import ModelContext
-from fwk.layers import LayerNorm, ReplicatedLinear
+from fwk_layers import LayerNorm, ReplicatedLinear
 from fwk_models._common.llama import LlamaDecoder
 from fwk_models._common.vision import EncoderLayer, Sizes, whole
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fwk.interfaces.model import ModelContext
-from fwk.layers import ColumnParallelLinear, Part, RMSNorm, RotaryEmbedding, RowParallelLinear, VocabEmbedding
+from fwk_layers import ColumnParallelLinear, Part, RMSNorm, RotaryEmbedding, RowParallelLinear, VocabEmbedding
 from fwk_models._common.qkv import GroupedQKV, SplitQKV
 from fwk_models._common.stack import Block, SelfAttention, Stack
 

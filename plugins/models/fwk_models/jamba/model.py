@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fwk.errors import ModelLoadError
-from fwk.layers import GatedMLP, MoE, RMSNorm, Routing, VocabEmbedding
+from fwk_layers import GatedMLP, MoE, RMSNorm, Routing, VocabEmbedding
 from fwk_models._common.hybrid_stack import HybridStack
 from fwk_models._common.mamba import MambaMixer, MambaSizes, step_rank
 from fwk_models._common.qkv import SplitQKV

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from fwk.errors import ModelLoadError
 from fwk.interfaces.model import ModelContext
-from fwk.layers import (
+from fwk_layers import (
     ColumnParallelLinear,
     LMHead,
     Part,

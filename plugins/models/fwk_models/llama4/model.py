@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fwk.interfaces.model import ModelContext
-from fwk.layers import Attention, GatedMLP, MoE, RMSNorm, RotaryEmbedding, Routing, RowParallelLinear, VocabEmbedding
+from fwk_layers import Attention, GatedMLP, MoE, RMSNorm, RotaryEmbedding, Routing, RowParallelLinear, VocabEmbedding
 from fwk_models._common.experts import SharedExperts
 from fwk_models._common.qkv import SplitQKV
 from fwk_models._common.stack import Block, Stack

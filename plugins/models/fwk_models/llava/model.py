@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from fwk.interfaces.model import ModelContext
-from fwk.layers import LayerNorm
+from fwk_layers import LayerNorm
 from fwk_models._common.nested_text import NestedDecoder
 from fwk_models._common.pixtral import PixtralEncoder, with_marks
 from fwk_models._common.projector import Projector

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch.nn.functional as F
 
 from fwk.interfaces.model import Model, ModelContext
-from fwk.layers import LMHead, RMSNorm, VocabEmbedding
+from fwk_layers import LMHead, RMSNorm, VocabEmbedding
 from fwk_models._common.mamba import MambaMixer, MambaSizes, Norm, step_rank
 from fwk_models._common.recurrent import RecurrentRows
 

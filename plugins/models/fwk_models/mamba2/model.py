@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fwk.interfaces.model import Model, ModelContext
-from fwk.layers import LMHead, RMSNorm, VocabEmbedding
+from fwk_layers import LMHead, RMSNorm, VocabEmbedding
 from fwk_models._common.mamba2 import Mamba2Mixer, MixerSizes, step_limits
 from fwk_models._common.recurrent import RecurrentRows
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch.nn.functional as F
 
 from fwk.interfaces.model import ModelContext
-from fwk.layers import ReplicatedLinear, RMSNorm, activation
+from fwk_layers import ReplicatedLinear, RMSNorm, activation
 from fwk_models._common.nested_text import NestedDecoder
 from fwk_models._common.pixtral import PixtralEncoder, with_marks
 from fwk_models._common.vision import whole

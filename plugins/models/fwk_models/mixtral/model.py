@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fwk.layers import MoE, Routing
+from fwk_layers import MoE, Routing
 from fwk_models._common.experts import ExpertStack, num_experts
 
 if TYPE_CHECKING:

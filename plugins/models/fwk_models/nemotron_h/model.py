@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from fwk.errors import ModelLoadError
 from fwk.interfaces.model import Model, ModelContext
-from fwk.layers import LMHead, RMSNorm, VocabEmbedding
+from fwk_layers import LMHead, RMSNorm, VocabEmbedding
 from fwk_models._common.mamba2 import Mamba2Mixer, MixerSizes
 from fwk_models._common.qkv import SplitQKV
 from fwk_models._common.recurrent import RecurrentRows

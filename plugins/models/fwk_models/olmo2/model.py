@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fwk.interfaces.model import ModelContext
-from fwk.layers import GatedMLP, RMSNorm, RotaryEmbedding, VocabEmbedding
+from fwk_layers import GatedMLP, RMSNorm, RotaryEmbedding, VocabEmbedding
 from fwk_models._common.norms import WholeNorm
 from fwk_models._common.qkv import SplitQKV
 from fwk_models._common.stack import Block, SelfAttention, Stack, unchanged

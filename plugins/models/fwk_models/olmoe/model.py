@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fwk.errors import ModelLoadError
-from fwk.layers import MoE, Routing
+from fwk_layers import MoE, Routing
 from fwk_models._common.experts import ExpertStack, num_experts
 from fwk_models._common.norms import WholeNorm
 from fwk_models._common.qkv import SplitQKV
@@ -13,7 +13,7 @@ from fwk_models._common.stack import SelfAttention
 
 if TYPE_CHECKING:
     from fwk.interfaces.model import ModelContext
-    from fwk.layers import RotaryEmbedding
+    from fwk_layers import RotaryEmbedding
     from fwk_models._common.stack import Apply
 
 

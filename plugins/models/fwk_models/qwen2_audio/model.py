@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from fwk.interfaces.model import ModelContext
-from fwk.layers import LayerNorm, ReplicatedLinear
+from fwk_layers import LayerNorm, ReplicatedLinear
 from fwk_models._common.nested_text import NestedDecoder
 from fwk_models._common.sound import EPS, SoundEncoder, pairs
 from fwk_models._common.vision import whole

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fwk.layers import GatedMLP
+from fwk_layers import GatedMLP
 from fwk_models._common.experts import ExpertStack, gated_shared_experts, is_sparse
 from fwk_models._common.qkv import SplitQKV
 from fwk_models._common.stack import SelfAttention
 
 if TYPE_CHECKING:
     from fwk.interfaces.model import ModelContext
-    from fwk.layers import RotaryEmbedding
+    from fwk_layers import RotaryEmbedding
     from fwk_models._common.stack import Apply
 
 

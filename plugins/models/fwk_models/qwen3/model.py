@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fwk.interfaces.model import ModelContext
-from fwk.layers import GatedMLP, MoE, Routing
+from fwk_layers import GatedMLP, MoE, Routing
 from fwk_models._common.attention import NormedAttention
 from fwk_models._common.decoder import Decoder, DecoderLayer
 from fwk_models._common.experts import is_sparse, num_experts

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from fwk.interfaces.model import ModelContext
-from fwk.layers import ColumnParallelLinear, GatedMLP, Part
+from fwk_layers import ColumnParallelLinear, GatedMLP, Part
 from fwk_models._common.delta import DeltaNet
 from fwk_models._common.experts import gated_shared_experts
 from fwk_models._common.gated_hybrid import GatedHybrid

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fwk.layers import GatedMLP
+from fwk_layers import GatedMLP
 from fwk_models._common.experts import gated_shared_experts, is_sparse
 from fwk_models._common.gated_hybrid import GatedHybrid
 

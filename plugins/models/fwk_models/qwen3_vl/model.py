@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from fwk.errors import ModelLoadError
 from fwk.interfaces.model import ModelContext
-from fwk.layers import GatedMLP, MoE, Routing
+from fwk_layers import GatedMLP, MoE, Routing
 from fwk_models._common.attention import NormedAttention
 from fwk_models._common.decoder import DecoderLayer
 from fwk_models._common.experts import is_sparse, num_experts

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from fwk.interfaces.model import ModelContext
-from fwk.layers import (
+from fwk_layers import (
     ColumnParallelLinear,
     EncoderDecoderStep,
     LMHead,
@@ -19,7 +19,7 @@ from fwk.layers import (
     VocabEmbedding,
     activation,
 )
-from fwk.layers.sharding import output_cut
+from fwk_layers.sharding import output_cut
 from fwk_models._common.encoder_decoder import (
     DecoderCrossAttention,
     DecoderSelfAttention,

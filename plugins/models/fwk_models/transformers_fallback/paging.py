@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from fwk.errors import ModelLoadError
-from fwk.layers import Attention
+from fwk_layers import Attention
 
 if TYPE_CHECKING:
     from fwk.interfaces.model import ModelContext

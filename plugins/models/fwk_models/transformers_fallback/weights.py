@@ -11,7 +11,7 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
 
 from fwk.errors import ModelLoadError
-from fwk.layers import ColumnParallelLinear, LMHead, Part
+from fwk_layers import ColumnParallelLinear, LMHead, Part
 
 if TYPE_CHECKING:
     from fwk.interfaces.model import ModelContext

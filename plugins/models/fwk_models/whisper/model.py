@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fwk.interfaces.model import ModelContext
-from fwk.layers import (
+from fwk_layers import (
     ColumnParallelLinear,
     EncoderDecoderStep,
     LayerNorm,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fwk.layers import gated
+from fwk_layers import gated
 
 if TYPE_CHECKING:
     from torch import Tensor

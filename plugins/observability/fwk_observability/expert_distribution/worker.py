@@ -17,8 +17,8 @@ from safetensors.torch import save
 from fwk.errors import ConfigError, InvalidRequest, RequestFailed
 from fwk.interfaces.moe import ExpertWeights, MoERunner
 from fwk.interfaces.observer import WorkerObserver, WorkerObserverContext
-from fwk.layers import MoE
 from fwk.types import Batch, ForwardBatch
+from fwk_layers import MoE
 from fwk_observability._common.layers import follow_method, layers_of
 from fwk_observability.expert_distribution import ExpertDistributionOptions
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fwk.interfaces.operators import OperatorContext, Operators
-from fwk.layers import activation as activation_named
+from fwk_layers import activation as activation_named
 
 
 class TorchOperators(Operators):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fwk.errors import ConfigError
 from fwk.interfaces.operators import OperatorContext
-from fwk.layers import activation as activation_named
+from fwk_layers import activation as activation_named
 from fwk_operators._common.torch_operators import TorchOperators
 from fwk_operators.inductor import compiling
 from fwk_operators.inductor.compiling import Layout, Signature, compiled

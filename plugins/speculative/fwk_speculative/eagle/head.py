@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from fwk.errors import ModelLoadError
-from fwk.layers import (
+from fwk_layers import (
     Attention,
     GatedMLP,
     LMHead,

@@ -18,7 +18,7 @@ from fwk.interfaces.speculative import (
     TargetStep,
     Verified,
 )
-from fwk.layers import LMHead, ReplicatedLinear
+from fwk_layers import LMHead, ReplicatedLinear
 from fwk_speculative._common import DraftDepth
 from fwk_speculative._common.chains import Chains
 from fwk_speculative._common.trees import DraftTrees

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fwk.layers.sharding import Part, output_shard, plain_weight
+from fwk_layers.sharding import Part, output_shard, plain_weight
 
 if TYPE_CHECKING:
     from torch import Tensor

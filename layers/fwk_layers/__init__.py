@@ -6,21 +6,21 @@ that one model family alone needs belongs to that family's plugin.
 """
 
 from fwk.interfaces.state import RecurrentState
-from fwk.layers.activation import activation, gated
-from fwk.layers.attention import Attention
-from fwk.layers.cross_attention import CrossAttention, EncoderDecoderStep
-from fwk.layers.embedding import LMHead, VocabEmbedding
-from fwk.layers.encoder import EncoderAttention
-from fwk.layers.heads import HeadMatrices
-from fwk.layers.hidden_tap import HiddenTap
-from fwk.layers.insert import insert
-from fwk.layers.linear import ColumnParallelLinear, QKVLinear, ReplicatedLinear, RowParallelLinear
-from fwk.layers.mlp import GatedMLP
-from fwk.layers.moe import MoE, Routing
-from fwk.layers.norm import LayerNorm, OffsetRMSNorm, QKNorm, RMSNorm
-from fwk.layers.rope import RotaryEmbedding, RotaryRows, yarn_temperature
-from fwk.layers.select_tokens import SelectTokens
-from fwk.layers.sharding import Part, rank_rows
+from fwk_layers.activation import activation, gated
+from fwk_layers.attention import Attention
+from fwk_layers.cross_attention import CrossAttention, EncoderDecoderStep
+from fwk_layers.embedding import LMHead, VocabEmbedding
+from fwk_layers.encoder import EncoderAttention
+from fwk_layers.heads import HeadMatrices
+from fwk_layers.hidden_tap import HiddenTap
+from fwk_layers.insert import insert
+from fwk_layers.linear import ColumnParallelLinear, QKVLinear, ReplicatedLinear, RowParallelLinear
+from fwk_layers.mlp import GatedMLP
+from fwk_layers.moe import MoE, Routing
+from fwk_layers.norm import LayerNorm, OffsetRMSNorm, QKNorm, RMSNorm
+from fwk_layers.rope import RotaryEmbedding, RotaryRows, yarn_temperature
+from fwk_layers.select_tokens import SelectTokens
+from fwk_layers.sharding import Part, rank_rows
 
 __all__ = [
     "Attention",

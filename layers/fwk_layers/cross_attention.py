@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fwk.interfaces.model import ModelContext
-    from fwk.layers.attention import Attention
     from fwk.types import ForwardBatch
+    from fwk_layers.attention import Attention
 
 FEATURE = "cross_attention"
 

@@ -11,8 +11,8 @@ import torch
 from fwk.errors import ConfigError, PluginFault, in_range
 from fwk.interfaces.quant import PLAIN, LayerFormat, LayerKind, LinearShape, QuantMethod, Weights
 from fwk.interfaces.weights_cache import PackedTensors
-from fwk.layers.linear import fitting
-from fwk.layers.sharding import PaddedRows, Part, load
+from fwk_layers.linear import fitting
+from fwk_layers.sharding import PaddedRows, Part, load
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -16,9 +16,9 @@ from fwk.errors import ModelLoadError
 from fwk.interfaces.moe import ExpertWeights, MoEContext, MoERunner, Routing
 from fwk.interfaces.parallel import SingleRank
 from fwk.interfaces.weights_cache import NO_WEIGHTS_CACHE
-from fwk.layers.linear import ColumnParallelLinear, ReplicatedLinear, RowParallelLinear
-from fwk.layers.placed_experts import PlacedExperts
-from fwk.layers.sharding import Part, Shard, output_shard
+from fwk_layers.linear import ColumnParallelLinear, ReplicatedLinear, RowParallelLinear
+from fwk_layers.placed_experts import PlacedExperts
+from fwk_layers.sharding import Part, Shard, output_shard
 
 if TYPE_CHECKING:
     from torch import Tensor

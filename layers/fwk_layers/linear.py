@@ -14,7 +14,7 @@ from fwk.interfaces.lora import LoRAPart
 from fwk.interfaces.native import NativeLinear
 from fwk.interfaces.parallel import SingleRank
 from fwk.interfaces.quant import LayerFormat, PackedNumbers, QuantMethod, RoundedRows, Weights
-from fwk.layers.sharding import WHOLE, Part, SegmentShards, Shard, load, output_cut, output_shard
+from fwk_layers.sharding import WHOLE, Part, SegmentShards, Shard, load, output_cut, output_shard
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from fwk.errors import ModelLoadError
 from fwk.interfaces.attention import AttentionLayer, KVKind, Turn
-from fwk.layers.select_tokens import SelectTokens
+from fwk_layers.select_tokens import SelectTokens
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fwk.interfaces.model import ModelContext
-    from fwk.layers.norm import QKNorm
-    from fwk.layers.rope import RotaryEmbedding, RotaryRows
     from fwk.types import ForwardBatch
+    from fwk_layers.norm import QKNorm
+    from fwk_layers.rope import RotaryEmbedding, RotaryRows
 
 
 _STATIC_SCALES = {

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class SelectTokens:
     """Tokens that a decoder layer continues with after attention: all, in the last layer those of ``hidden_indices``.
 
-    Tokens that come later need K and V of all tokens, and nothing else of the last layer. ``fwk.layers.Attention`` asks
+    Tokens that come later need K and V of all tokens, and nothing else of the last layer. ``fwk_layers.Attention`` asks
     this for its outcome when it is told its layer's index; the layer asks it for its residual stream. A model in which
     both do has ``Model.prunes_last_layer``.
     """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor
 
@@ -44,7 +46,8 @@ def packed_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> Tensor:
 def unpacked_logprobs(packed: Tensor, token_ids: list[int], num_top: list[int]) -> list[TokenLogprobs]:
     """One entry per row of ``packed``, in the host's memory: of its token, and its ``num_top`` most likely ones."""
     most = (packed.shape[1] - 2) // 2
-    numbers, words = packed.view(torch.float32).tolist(), packed.tolist()
+    numbers = cast("list[list[float]]", packed.view(torch.float32).tolist())  # pyright: ignore[reportUnknownMemberType]
+    words = cast("list[list[int]]", packed.tolist())  # pyright: ignore[reportUnknownMemberType]
     return [
         TokenLogprobs(token, number[0], word[1], list(zip(word[2 + most :][:k], number[2 : 2 + most][:k], strict=True)))
         for token, number, word, k in zip(token_ids, numbers, words, num_top, strict=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fwk.layers.activation import activation as activation_named
-from fwk.layers.linear import ColumnParallelLinear, RowParallelLinear
-from fwk.layers.sharding import Part
+from fwk_layers.activation import activation as activation_named
+from fwk_layers.linear import ColumnParallelLinear, RowParallelLinear
+from fwk_layers.sharding import Part
 
 if TYPE_CHECKING:
     from torch import Tensor
