@@ -9,6 +9,7 @@ import pytest
 from fastapi import FastAPI
 from tests.helpers.lazy import lazy
 
+from fwk.errors import InvalidRequest
 from fwk.interfaces.dialect import DialectContext
 from fwk.interfaces.parser import ParserContext
 from fwk_parsers.json.parser import JsonParser
@@ -205,6 +206,19 @@ async def test_edits_below_their_threshold_do_nothing(sdk):
         assert (await stream.get_final_message()).context_management.applied_edits == []
     counted = await sdk.beta.messages.count_tokens(**asked)
     assert counted.context_management.original_input_tokens == counted.input_tokens
+
+
+def test_system_messages_amid_the_turns_stay_where_they_are():
+    blocks = [{"type": "text", "text": "Two", "cache_control": {"type": "ephemeral"}}, {"type": "text", "text": "."}]
+    turns = [{"role": "system", "content": "One."}, *HI, {"role": "system", "content": blocks}]
+    assert prompt_fields({"system": "Be brief.", "messages": turns})["messages"] == [
+        {"role": "system", "content": "Be brief.\n\nOne."},
+        *HI,
+        {"role": "system", "content": "Two."},
+    ]
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "eA=="}}
+    with pytest.raises(InvalidRequest, match="type 'image' is not supported here"):
+        prompt_fields({"messages": [*HI, {"role": "system", "content": [image]}]})
 
 
 async def test_images_of_tool_results_follow_them(sdk, frontend):

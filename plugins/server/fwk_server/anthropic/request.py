@@ -69,9 +69,7 @@ def prompt_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
         if raw.get(name):
             raise InvalidRequest(f"{name} is not supported", name)
     body = validate(CountBody, raw)
-    messages = [{"role": "system", "content": _text(body.system, "system")}] if body.system else []
-    for i, turn in enumerate(body.messages):
-        messages += _turn(want(turn, dict, "an object", f"messages[{i}]"), f"messages[{i}]")
+    messages = _messages(body)
     fields: dict[str, Any] = {"messages": messages, **renamed(raw, {"model": "model"}), **_tools(raw)}
     if messages and messages[-1]["role"] == "assistant":  # the answer continues with it
         fields |= {"continue_final_message": True, "add_generation_prompt": False}
@@ -88,6 +86,17 @@ def prompt_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
             raise InvalidRequest("thinking.budget_tokens must be a positive integer", "thinking")
         fields["thinking_token_budget"] = budget
     return fields
+
+
+def _messages(body: CountBody) -> list[dict[str, Any]]:
+    """OpenAI's messages: the system prompt and those of the turns, system messages in a row as one."""
+    messages = [{"role": "system", "content": _text(body.system, "system")}] if body.system else []
+    for i, turn in enumerate(body.messages):
+        for message in _turn(want(turn, dict, "an object", f"messages[{i}]"), f"messages[{i}]"):
+            if message["role"] == "system" and messages and messages[-1]["role"] == "system":
+                message["content"] = f"{messages.pop()['content']}\n\n{message['content']}"
+            messages.append(message)
+    return messages
 
 
 def _output(body: CountBody) -> dict[str, Any]:
@@ -112,10 +121,13 @@ def _output(body: CountBody) -> dict[str, Any]:
 
 
 def _turn(turn: dict[str, Any], at: str) -> Iterator[dict[str, Any]]:
-    """OpenAI's messages of one of Anthropic's: results of tools are messages of their own there."""
+    """OpenAI's messages of one of Anthropic's: results of tools are messages of their own there.
+
+    A system message amid the turns stays where it is, as one of OpenAI's does.
+    """
     role, content = turn.get("role"), turn.get("content")
-    if role not in ("user", "assistant"):
-        raise InvalidRequest(f"{at}.role must be 'user' or 'assistant', not {shown(role)}", "messages")
+    if role not in ("user", "assistant", "system"):
+        raise InvalidRequest(f"{at}.role must be 'user', 'assistant' or 'system', not {shown(role)}", "messages")
     if isinstance(content, str):
         yield {"role": role, "content": content}
         return
@@ -131,6 +143,8 @@ def _turn(turn: dict[str, Any], at: str) -> Iterator[dict[str, Any]]:
         thoughts = {"reasoning_content": "".join(told.thoughts)} if told.thoughts else {}
         calls = {"tool_calls": told.calls} if told.calls else {}
         yield {"role": "assistant", "content": "".join(told.texts), **thoughts, **calls}
+    elif role == "system":
+        yield {"role": "system", "content": "".join(told.texts)}
 
 
 class _Blocks:
