@@ -226,7 +226,8 @@ def test_the_picture_is_svg_and_escapes_names() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["nothing"], "unknown command 'nothing'"),
+        (["nothing"], "unknown command of fwk bench 'nothing'; commands: serve, "),
+        (["serv"], "did you mean 'serve'?"),
         (["compare", "--server", "a=http://x"], "a comparison needs two"),
         (["compare", "--server", "a=python x", "--server", "b=http://x"], "must say where its port goes"),
         (["compare", "--server", "a=fwk serve --port 3", "--server", "b=http://x"], "must leave --port out"),

@@ -47,6 +47,17 @@ def test_help_is_short_and_says_where_the_rest_is(
     assert "--lpm-window" in whole
 
 
+@pytest.mark.parametrize("words", ["--help", "bench --help", "plugins --help"])
+def test_lists_of_commands_wrap_at_words(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    assert main(words.split()) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) < 60
+    assert lines[0].startswith("usage: fwk")
+
+
 def test_variables_are_options(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name, value in {
         "FWK_PORT": "81",

@@ -6,17 +6,19 @@ import argparse
 import asyncio
 import json
 import statistics
-import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fwk.cli.commands import overview
+from fwk.cli.commands import run as run_command
 from fwk.cli.common import note, read_options
 from fwk.cli.option_parsing import Parser
 from fwk.errors import ConfigError
+from fwk.interfaces.command import Command
 from fwk_process.log import set_up_log
 
 if TYPE_CHECKING:
@@ -27,30 +29,32 @@ if TYPE_CHECKING:
     from fwk_kit.bench.summary import Goals, Summary
     from fwk_kit.bench.workload import Maker, Workload
 
-HELP = """usage: fwk bench COMMAND [options]
-
-commands:
-  serve       load on a running OpenAI server: throughput, percentiles, goodput
-  compare     several servers, addresses or commits, interleaved, as ratios
-  startup     cold start and memory of fwk serve
-  throughput  the engine alone, no HTTP: everything at once
-  latency     the engine alone, one batch: first token and the ones after
-  roofline    this machine's bandwidth and matrix rate, and each phase's share of its bound
-
-'fwk bench COMMAND --help' explains a command. The commands that load servers need aiohttp (pip install 'fwk[bench]').
-"""
+COMMANDS = {
+    name: Command(summary, f"fwk_kit.cli.bench:{name}")
+    for name, summary in {
+        "serve": "load on a running OpenAI server: throughput, percentiles, goodput",
+        "compare": "several servers, addresses or commits, interleaved, as ratios",
+        "startup": "cold start and memory of fwk serve",
+        "throughput": "the engine alone, no HTTP: everything at once",
+        "latency": "the engine alone, one batch: first token and the ones after",
+        "roofline": "this machine's bandwidth and matrix rate, and each phase's share of its bound",
+    }.items()
+}
+END = (
+    "'fwk bench COMMAND --help' explains a command. The commands that load servers need aiohttp "
+    "(pip install 'fwk[bench]')."
+)
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run one of the benchmarks."""
+    """Run one of the benchmarks. Raises ``ConfigError`` for one that is unknown."""
     if not argv or argv[0] in ("-h", "--help", "help"):
-        print(HELP, end="")
+        print(
+            overview("fwk bench", "Measure servers, the engine alone, start-up and this machine.", COMMANDS, END),
+            end="",
+        )
         return 0
-    command = COMMANDS.get(argv[0])
-    if command is None:
-        print(f"fwk bench: error: unknown command {argv[0]!r}; commands: {', '.join(COMMANDS)}", file=sys.stderr)
-        return 2
-    return command(argv[1:])
+    return run_command(argv[0], COMMANDS, argv[1:], "command of fwk bench")
 
 
 def serve(argv: Sequence[str]) -> int:
@@ -213,16 +217,6 @@ def roofline(argv: Sequence[str]) -> int:
     print(bounds.table(machine, phases))
     print(f"plugins: {llm.plugins.fingerprint}")
     return 0
-
-
-COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
-    "serve": serve,
-    "compare": compare,
-    "startup": startup,
-    "throughput": throughput,
-    "latency": latency,
-    "roofline": roofline,
-}
 
 
 def _parser(name: str, description: str) -> Parser:
