@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,7 @@ def test_python(
         ("openai-agents", "with_openai_agents.py"),
         ("dspy", "with_dspy.py"),
         ("llama-index-llms-openai-like", "with_llama_index.py"),
+        ("smolagents[openai]", "default_smolagents.py"),
         ("openai", "default_openai.py"),
         ("langchain-openai", "default_langchain.py"),
         ("litellm", "default_litellm.py"),
@@ -93,51 +95,121 @@ def test_node(node_with: Callable[..., tuple[str, Path]], urls: tuple[str, str])
     run_program([node, str(program)], urls, COMMON | {"stream_helper", "embeddings", "aborted"})
 
 
-CODEX = """
-model = "scripted"
-model_provider = "fwk"
-[model_providers.fwk]
-name = "fwk"
-base_url = "http://127.0.0.1:{port}/v1"
-wire_api = "responses"
-"""
+GUIDE = Path(__file__).parents[2] / "docs/guides/connect-your-tool.md"
 
 
-def test_codex(node_with: Callable[..., tuple[str, Path]], tmp_path: Path) -> None:
-    """Codex as npm has it: two calls of its shell and an answer, and a second turn of the same session."""
-    _, packages = node_with("@openai/codex")
-    home, work = tmp_path / "home", tmp_path / "work"
-    home.mkdir()
-    work.mkdir()
-    with (tmp_path / "log").open("w") as log:
+def settings(tool: str, url: str) -> str:
+    """The first block of a tool's section of the guide, for the server at this address."""
+    _, _, section = GUIDE.read_text().partition(f"\n## {tool}\n")
+    block = re.search(r"^```\w+\n(.*?)^```", section, re.DOTALL | re.MULTILINE)
+    assert block is not None, tool
+    return block[1].replace("http://127.0.0.1:8000", url).replace("smollm2-135m-instruct", "scripted")
+
+
+def variables(tool: str, url: str) -> dict[str, str]:
+    """The settings of a tool that reads them from the environment."""
+    return dict(line.split("=", 1) for line in settings(tool, url).splitlines())
+
+
+@pytest.fixture(scope="module")
+def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+    """The address and the log of a server whose model is a script."""
+    folder = tmp_path_factory.mktemp("scripted")
+    with (folder / "log").open("w") as log:
         server = subprocess.Popen(
-            [sys.executable, str(PROGRAMS / "scripted_server.py"), str(tmp_path)], stdout=log, stderr=log
+            [sys.executable, str(PROGRAMS / "scripted_server.py"), str(folder)], stdout=log, stderr=log
         )
     try:
         deadline = time.monotonic() + 120
-        while not (tmp_path / "port").exists():
-            assert server.poll() is None, (tmp_path / "log").read_text()[-3000:]
-            assert time.monotonic() < deadline, (tmp_path / "log").read_text()[-3000:]
+        while not (folder / "listening").exists():
+            assert server.poll() is None, (folder / "log").read_text()[-3000:]
+            assert time.monotonic() < deadline, (folder / "log").read_text()[-3000:]
             time.sleep(0.2)
-        (home / "config.toml").write_text(CODEX.format(port=(tmp_path / "port").read_text()))
-        codex = [str(packages / "node_modules/.bin/codex"), "exec", "--skip-git-repo-check"]
-        codex.append("--dangerously-bypass-approvals-and-sandbox")
-        for words in (["Write a note and read it"], ["resume", "--last", "What does it say?"]):
-            done = subprocess.run(
-                [*codex, *words],
-                capture_output=True,
-                text=True,
-                timeout=200,
-                cwd=work,
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, "CODEX_HOME": str(home)},
-            )
-            assert done.returncode == 0, done.stderr[-3000:]
-            assert "The note says: " in done.stdout, done.stdout[-3000:]
+        yield (folder / "listening").read_text(), folder / "log"
     finally:
         server.terminate()
         server.wait(60)
-    assert (work / "note.txt").read_text() == "written by a tool\n"
-    log_text = (tmp_path / "log").read_text()
-    assert "tools of type 'web_search' are not offered to the model" in log_text
-    assert "Traceback" not in log_text
+    assert "Traceback" not in (folder / "log").read_text()
+
+
+class Agent:
+    """A terminal agent with a home and a working folder of its own, and nothing of the user's environment."""
+
+    def __init__(self, folder: Path, **environment: str) -> None:
+        self.home, self.work = folder / "home", folder / "work"
+        self.home.mkdir()
+        self.work.mkdir()
+        subprocess.run(["git", "init", "-q"], cwd=self.work, check=True)
+        self._environment = {"PATH": os.environ["PATH"], "HOME": str(self.home), "TERM": "dumb", **environment}
+
+    def says(self, *words: str | Path) -> str:
+        """What it prints, once it ends well."""
+        done = subprocess.run(
+            [str(word) for word in words],
+            capture_output=True,
+            text=True,
+            timeout=200,
+            cwd=self.work,
+            stdin=subprocess.DEVNULL,
+            env=self._environment,
+        )
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+        return done.stdout
+
+    def wrote_the_note(self) -> bool:
+        return (self.work / "note.txt").read_text() == "written by a tool\n"
+
+
+TURNS = ("Write a note and read it", "What does it say?")
+
+
+def test_codex(node_with: Callable[..., tuple[str, Path]], scripted: tuple[str, Path], tmp_path: Path) -> None:
+    """Codex as npm has it: two calls of its shell and an answer, and a second turn of the same session."""
+    _, packages = node_with("@openai/codex")
+    url, log = scripted
+    agent = Agent(tmp_path)
+    (agent.home / ".codex").mkdir()
+    (agent.home / ".codex/config.toml").write_text(settings("Codex", url))
+    run = [packages / "node_modules/.bin/codex", "exec", "--skip-git-repo-check"]
+    run.append("--dangerously-bypass-approvals-and-sandbox")
+    for words in ([TURNS[0]], ["resume", "--last", TURNS[1]]):
+        assert "The note says: " in agent.says(*run, *words)
+    assert agent.wrote_the_note()
+    assert "tools of type 'web_search' are not offered to the model" in log.read_text()
+
+
+def test_claude_code(node_with: Callable[..., tuple[str, Path]], scripted: tuple[str, Path], tmp_path: Path) -> None:
+    """Claude Code as npm has it: the same."""
+    _, packages = node_with("@anthropic-ai/claude-code")
+    url, _ = scripted
+    agent = Agent(tmp_path, **variables("Claude Code", url))
+    # npm keeps the program in a package for each machine; a script that npm may not run would link it
+    [program] = (packages / "node_modules/@anthropic-ai").glob("claude-code-*/claude")
+    for words in ([TURNS[0]], ["--continue", TURNS[1]]):
+        assert "The note says: " in agent.says(program, "--print", "--allowedTools=Bash", *words)
+    assert agent.wrote_the_note()
+
+
+def test_continue(node_with: Callable[..., tuple[str, Path]], scripted: tuple[str, Path], tmp_path: Path) -> None:
+    """Continue's command line, which reads what its extensions of editors read: the same."""
+    _, packages = node_with("@continuedev/cli")
+    url, _ = scripted
+    agent = Agent(tmp_path, CONTINUE_TELEMETRY_ENABLED="0")
+    config = agent.home / "config.yaml"
+    config.write_text(settings("Continue", url))
+    run = [packages / "node_modules/.bin/cn", "--config", config, "--auto"]
+    for words in (["--print", TURNS[0]], ["--resume", "--print", TURNS[1]]):
+        assert "The note says: " in agent.says(*run, *words)
+    assert agent.wrote_the_note()
+
+
+def test_aider(python_with: Callable[[str], Path], scripted: tuple[str, Path], tmp_path: Path) -> None:
+    """aider, which calls no tools: it writes the file that the answer holds."""
+    url, _ = scripted
+    agent = Agent(tmp_path, **variables("aider", url))
+    aider = python_with("aider-chat").with_name("aider")
+    agent.says(
+        aider, "--model=openai/scripted", "--edit-format=whole", "--yes-always", "--no-auto-commits",
+        "--no-check-update", "--no-show-model-warnings", "--analytics-disable", f"--message={TURNS[0]}", "note.txt",
+    )  # fmt: skip
+    assert agent.wrote_the_note()

@@ -1,6 +1,6 @@
-"""A server with the chat dialects whose model is a script: it makes two calls of a shell tool, then answers.
+"""A server with the chat dialects whose model is a script: two calls of a shell tool and an answer, or a file.
 
-``scripted_server.py FOLDER``: writes its port to ``FOLDER/port`` once it listens.
+``scripted_server.py FOLDER``: writes its address to ``FOLDER/listening``.
 """
 
 from __future__ import annotations
@@ -27,6 +27,10 @@ from fwk_server.openai.dialect import OpenAIDialect
 from fwk_server.openai_responses.dialect import ResponsesDialect
 
 COMMANDS = ("echo written by a tool > note.txt", "cat note.txt")
+SHELLS = {"exec_command": "cmd", "Bash": "command"}
+"""Agents' tools that run a command, and the argument that has it: Codex's, and Claude Code's and Continue's."""
+WHOLE_FILE = "note.txt\n```\nwritten by a tool\n```\n"
+"""What aider reads as a file to write: it offers no tools."""
 CONTEXT = 1_000_000
 """An agent's instructions are ten thousands of bytes, each of which is a token here."""
 
@@ -38,14 +42,15 @@ def build(frontend: FakeFrontend) -> None:
         seen = frontend.text.seen
         names = {tool["function"]["name"] for tool in seen.tools or ()}
         number = sum(message["role"] == "tool" for message in seen.messages)
-        text = f"The note says: {seen.messages[-1]['content']}"
-        if "exec_command" in names and number < len(COMMANDS):
-            text = json.dumps({"name": "exec_command", "arguments": {"cmd": COMMANDS[number]}})
+        text = f"The note says: {seen.messages[-1]['content']}" if names else WHOLE_FILE
+        shell = next((name for name in SHELLS if name in names), None)
+        if shell is not None and number < len(COMMANDS):
+            text = json.dumps({"name": shell, "arguments": {SHELLS[shell]: COMMANDS[number]}})
         return [[delta] for delta in deltas_of(item, text)]
 
     frontend.script = script
     frontend.card = ModelCard("scripted", "org/scripted", 1_700_000_000, CONTEXT, fake_frontend.VOCAB_SIZE)
-    frontend.tool_parser = lambda tools, tail="", is_forced=False: JsonParser(ParserContext(tools, tail))
+    frontend.tool_parser = lambda tools, prompt_tail="", is_forced=False: JsonParser(ParserContext(tools, prompt_tail))
 
 
 def main(folder: Path) -> None:
@@ -63,7 +68,8 @@ def main(folder: Path) -> None:
     )
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
-    (folder / "port").write_text(str(listener.getsockname()[1]))
+    (folder / "address").write_text(f"http://127.0.0.1:{listener.getsockname()[1]}")
+    (folder / "address").rename(folder / "listening")  # whole, once it is there
     uvicorn.Server(uvicorn.Config(app, log_level="warning", ws="none")).run(sockets=[listener])
 
 
