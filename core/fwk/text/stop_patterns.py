@@ -2,6 +2,12 @@
 
 Python's syntax without what needs to look around or back: an automaton carries all positions in the patterns through
 the text at once (K. Thompson, "Regular Expression Search Algorithm", CACM 1968), so nothing is tried twice.
+
+Text comes in pieces, and what may begin a match is held back, so a search must keep its state and tell where its oldest
+unfinished match begins. No library does both in linear time: google-re2 searches whole texts and reports complete
+matches alone, llguidance's matcher is anchored at the start and reads tokens, and ``regex``, whose matches may be
+partial, backtracks. ``re._parser`` is private, but it is the only reader of exactly Python's syntax, which users write;
+a Python that changes it fails ``tests/core/test_stop_patterns.py``.
 """
 
 from __future__ import annotations
