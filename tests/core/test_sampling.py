@@ -218,6 +218,7 @@ def test_values_that_no_request_can_have_are_refused_where_they_are_given() -> N
     wrong: dict[str, Any] = {
         "top_p": 0, "max_tokens": True, "top_k": 1.5, "stop": "x", "stop_token_ids": [1.5], "logit_bias": {"a": 1},
         "bad_words": [""], "allowed_token_ids": [], "temperature": "0.5", "seed": 2**63, "prompt_logprobs": True,
+        "stop_regex": ["a("],
     }  # fmt: skip
     for field, value in wrong.items():
         with pytest.raises(ValueError, match=rf"^{field}|^a {field[:-1].replace('_', ' ')}"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from difflib import get_close_matches
 from typing import Any, Literal
 
@@ -132,6 +133,10 @@ class _Checking(msgspec.StructMeta):
             made = msgspec.convert({n: v.item() if hasattr(v, "item") else v for n, v in fields.items()}, cls)
             if made.max_tokens != 0:  # NOTHING_FOLLOWS
                 made.check(2**63)
+            for pattern in made.stop_regex:
+                re.compile(pattern)
+        except (re.error, RecursionError, OverflowError) as error:
+            raise InvalidParams(f"stop_regex: no regular expression: {error}", "stop_regex") from None
         except msgspec.ValidationError as error:
             what, _, where = str(error).partition(" - at ")
             name = where.partition("$.")[2].partition("[")[0].rstrip("`")
