@@ -25,6 +25,13 @@ class PluginError(FwkError):
 
 
 class ModelLoadError(FwkError):
-    """The model's files are missing, damaged, or of a kind nobody here can read."""
+    """The model's files are missing, damaged, or of a kind nobody here can read.
+
+    One printable line of at most 2,000 characters: what files hold, or libraries quote of them, may stand in it.
+    """
 
     exit_code = 4
+
+    def __init__(self, message: str) -> None:
+        short = message if len(message) <= 2000 else f"{message[:1500]} ... {message[-490:]}"
+        super().__init__("".join(letter if letter.isprintable() else " " for letter in short))

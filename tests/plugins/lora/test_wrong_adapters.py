@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import shutil
 import time
@@ -15,6 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.helpers.adapters import make_adapter, make_base
+from tests.helpers.hostile_files import Examiner, hostile_json, hostile_safetensors
 
 import fwk
 from fwk import SamplingParams
@@ -120,6 +122,31 @@ def test_damaged_or_unsupported(llm: fwk.LLM, folders: Path, tmp_path: Path, cas
     assert str(tmp_path) not in str(raised.value), "a client must not learn of the server's folders"
     assert str(raised.value).startswith("LoRA adapter 'bad' cannot be loaded: ")
     assert llm.engine.call_feature("lora", "adapters", ()) == []
+
+
+def served(llm: fwk.LLM, folder: Path) -> None:
+    llm.load_adapter("hostile", str(folder))
+    try:
+        llm.generate([[5, 6]], SamplingParams(max_tokens=2), adapter="hostile")
+    finally:
+        llm.unload_adapter("hostile")
+
+
+@pytest.mark.parametrize(
+    "count", [40, pytest.param(600, marks=[pytest.mark.sweep, pytest.mark.timeout(300)])], ids=["few", "many"]
+)
+@pytest.mark.parametrize("file", [CONFIG, WEIGHTS])
+def test_hostile_adapters(llm: fwk.LLM, folders: Path, tmp_path: Path, file: str, count: int) -> None:
+    """Drawn by a seed: each serves or is refused in one sentence, soon and in little memory."""
+    examiner, folder = Examiner(), shutil.copytree(folders / "narrow", tmp_path / "hostile")
+    whole = (folder / file).read_bytes()
+    for seed in range(count):
+        dice = random.Random(seed)
+        data = hostile_json(json.loads(whole), dice) if file == CONFIG else hostile_safetensors(whole, dice)
+        (folder / file).write_bytes(data)
+        examiner.examine(f"seed {seed}", lambda: served(llm, folder), ("LoRA adapter 'hostile' cannot be loaded: ",))
+    assert not examiner.wrong, "\n".join(examiner.wrong)
+    assert min(examiner.served, examiner.refused) > 0, (examiner.served, examiner.refused)
 
 
 def test_made_for_something_else(llm: fwk.LLM, folders: Path, tmp_path: Path) -> None:

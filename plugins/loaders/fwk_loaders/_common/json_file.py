@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,20 @@ from fwk.config.files import read_regular
 from fwk.errors import ModelLoadError
 
 MAX_JSON_BYTES = 64 * 2**20
+MAX_JSON_MEMBERS = 2**20
+"""Commas: a few bytes each in a file, and a hundred once read. The largest index there is has 100,000."""
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object. Raises ``ModelLoadError`` naming the file when it is missing, damaged or something else."""
     text = read_bytes(path, MAX_JSON_BYTES)
+    if text.count(b",") > MAX_JSON_MEMBERS:
+        raise ModelLoadError(f"{path}: it has more than {MAX_JSON_MEMBERS} members, which no such file has")
     try:
         value = json.loads(text)
+        if _SURROGATE.search(text):
+            json.dumps(value, ensure_ascii=False).encode()  # half a pair is no text, and no library takes it
     except (ValueError, RecursionError) as error:
         raise ModelLoadError(f"{path}: not valid JSON ({error}); fetch the file again") from error
     if not isinstance(value, dict):

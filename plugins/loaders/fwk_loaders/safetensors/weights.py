@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fwk.config.files import check_regular
 from fwk.errors import ModelLoadError
 from fwk.interfaces.loader import WeightSource
 from fwk.interfaces.quant import PACKED, PLAIN
 from fwk_loaders._common.layouts import check_plain, layouts_below
 from fwk_loaders.safetensors.mapped import MappedFile
+from fwk_loaders.safetensors.stored import check_header
 from safetensors import SafetensorError, safe_open
 
 
@@ -116,7 +116,7 @@ class SafetensorsWeights(WeightSource):
 
 def _open(path: Path) -> Any:
     try:
-        check_regular(path)
+        check_header(path)
         return safe_open(path, framework="pt", device="cpu")
     except (SafetensorError, OSError, RuntimeError, ValueError) as error:
         raise ModelLoadError(f"{path}: not a whole safetensors file ({error}); fetch it again") from error

@@ -25,6 +25,9 @@ CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 MAX_CONFIG_BYTES = 2**20
 MAX_WEIGHT_BYTES = 16 * 2**30
+MAX_HEADER_BYTES = 16 * 2**20
+MAX_MEMBERS = 2**19
+"""Commas in the header of the weights, which takes ten times its size once it is read; a tensor has six."""
 DEFAULT = 8
 """PEFT's ``r`` and ``lora_alpha`` where a file says nothing."""
 MAX_MATCHING = 2**24
@@ -55,6 +58,9 @@ def read(folder: Path) -> AdapterWeights | None:
         raise ModelLoadError(f"{WEIGHTS} is missing{found}")
     text, data = _bytes(folder / CONFIG, MAX_CONFIG_BYTES), _bytes(folder / WEIGHTS, _max_weight_bytes())
     config = _config(text)
+    size = int.from_bytes(data[:8], "little")
+    if size > MAX_HEADER_BYTES or data.count(b",", 8, 8 + size) > MAX_MEMBERS:
+        raise ModelLoadError(f"{WEIGHTS} is damaged: its header is larger than that of any adapter")
     try:
         tensors = load_safetensors(data)
     except (SafetensorError, ValueError, KeyError) as error:
@@ -136,7 +142,10 @@ def _modules(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[s
     if not pairs:
         raise ModelLoadError(f"{WEIGHTS} holds no tensor")
     for name in ("rank_pattern", "alpha_pattern"):
-        if len(pairs) * sum(map(len, config.get(name) or ())) > MAX_MATCHING:
+        patterns = config.get(name) or {}
+        if not isinstance(patterns, dict):
+            raise ModelLoadError(f"{CONFIG}: {name} must be an object")
+        if len(pairs) * sum(map(len, patterns)) > MAX_MATCHING:
             raise ModelLoadError(f"{CONFIG}: {name} has too many patterns for {len(pairs)} modules")
     return {prefix: _matrices(config, prefix, pair) for prefix, pair in pairs.items()}
 
@@ -158,10 +167,7 @@ def _matrices(config: Mapping[str, Any], prefix: str, pair: Mapping[str, Tensor]
 def _setting(config: Mapping[str, Any], name: str, pattern_name: str, prefix: str) -> float:
     """A number of the configuration, or what the first pattern that matches the module says instead."""
     value = config.get(name, DEFAULT)
-    patterns = config.get(pattern_name) or {}
-    if not isinstance(patterns, dict):
-        raise ModelLoadError(f"{CONFIG}: {pattern_name} must be an object")
-    for pattern, number in patterns.items():
+    for pattern, number in (config.get(pattern_name) or {}).items():
         try:
             is_match = matches(pattern, prefix)
         except ValueError as error:
