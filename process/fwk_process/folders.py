@@ -1,4 +1,4 @@
-"""Temporary folders of this process, and those that dead ones left. Plugins of the API process use it, too."""
+"""Folders to write to: those that options name, temporary ones, and those that dead processes left. Public."""
 
 from __future__ import annotations
 
@@ -11,9 +11,31 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from fwk_errors import ConfigError
+
 PREFIX = "fwk-tmp-"
 MIN_AGE = 5.0
 """Seconds, of a folder that is taken for a dead process's: a younger one may not be locked yet."""
+
+
+def output_folder(path: str | Path, option: str) -> Path:
+    """The absolute path of a folder that an option names; it is made, with mode 0700, unless it is there.
+
+    Raises ``ConfigError``, which names the option and the path, for what is no folder or cannot be written to.
+    """
+    try:
+        folder = Path(path).expanduser().absolute()
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK | os.X_OK):
+            return folder
+        why = "nothing can be written there"
+    except (FileExistsError, NotADirectoryError):
+        why = "this, or a part of it, is not a folder"
+    except OSError as error:
+        why = str(error.strerror)
+    except (ValueError, RuntimeError) as error:  # a null byte; ~ of an unknown user
+        why = str(error)
+    raise ConfigError(f"{option} {str(path)!r:.300}: {why}; name a folder of your own")
 
 
 def lock_folder(path: str | Path) -> int | None:

@@ -1,4 +1,4 @@
-"""Paths that people give: what is no regular file is refused at once, wherever a path is taken."""
+"""Paths that people give: what is no regular file, or no folder to write to, is refused at once, everywhere."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ from fwk.server.listening import tls_context
 from fwk.text.infill import infill_template
 from fwk.text.model_text import _read as read_template
 from fwk_attention.double_sparsity.channels import Channels
+from fwk_cache.file.folder import Folder
+from fwk_features.weights_cache.worker import trusted
 from fwk_loaders._common import read_json
 from fwk_loaders.gguf.loader import GGUFLoader
 from fwk_loaders.gguf.reader import GGUFFile
@@ -31,6 +33,7 @@ from fwk_loaders.safetensors.stored import MAX_TENSORS, stored_tensors
 from fwk_loaders.safetensors.weights import SafetensorsWeights
 from fwk_lora._common import peft
 from fwk_moe.expert_placement.location import read_location
+from fwk_process.folders import output_folder
 from fwk_sampling.prefix_tree.processor import _read as read_tree
 from fwk_speculative._common.corpus import read_corpus
 
@@ -82,6 +85,48 @@ def test_nothing_waits_for_what_is_no_file(odd: list[Path]) -> None:
                 wrong.append(f"{name}, {path.name}: accepted")
     assert not wrong, "\n".join(wrong)
     assert GGUFLoader.reads(odd[0]) is not None
+
+
+WRITERS: dict[str, Callable[[Path], object]] = {
+    "--some-dir": lambda path: output_folder(path, "--some-dir"),
+    "--weights-cache": trusted,
+    "--hicache-storage-dir": lambda path: Folder(path, 2**20),
+}
+
+
+@pytest.mark.timeout(20)
+def test_what_is_no_folder_is_not_written_to(odd: list[Path]) -> None:
+    fifo, listening, device, folder, loop, missing = odd
+    for option, make in WRITERS.items():
+        for path in (fifo, listening, device, loop, fifo / "in", loop / "in", Path("/proc/self/in")):
+            with pytest.raises(FwkError, match=option) as raised:
+                make(path)
+            assert str(path) in str(raised.value)
+            assert "\n" not in str(raised.value)
+        make(folder / option / "deep")
+        assert (folder / option / "deep").stat().st_mode & 0o777 == 0o700
+    assert output_folder(missing, "--some-dir") == missing
+    for odd_name in ("~nobody-of-that-name/x", "a\0b", "x" * 300):
+        with pytest.raises(FwkError, match=r"--some-dir .*; name a folder of your own"):
+            output_folder(odd_name, "--some-dir")
+
+
+MAKERS = {
+    "core/fwk/worker/loading/model_hash.py": "its cache folder",
+    "native/fwk_native/": "its cache folder",
+    "process/fwk_process/folders.py": "what all others write to",
+    "plugins/cache/fwk_cache/file/": "a folder of its own rules, tried above",
+    "plugins/loaders/fwk_loaders/wheel/source.py": "below --download-dir; an OSError is told",
+}
+"""Files of core and plugins that make folders without ``output_folder``: which, and why they may."""
+
+
+def test_every_place_that_makes_a_folder_is_known() -> None:
+    found = {path.relative_to(ROOT).as_posix() for path in FILES if re.search(r"mkdir\(|makedirs\(", path.read_text())}
+    unknown = {name for name in found if not name.startswith(tuple(MAKERS))}
+    assert not unknown, f"make these through fwk_process.folders.output_folder: {unknown}"
+    unused = {name for name in MAKERS if not any(path.startswith(name) for path in found)}
+    assert not unused, unused
 
 
 def test_regular_files_are_read_through_links_and_bounded(tmp_path: Path) -> None:

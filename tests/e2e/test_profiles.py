@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,10 @@ def test_it_ends_by_itself_after_so_many_steps(server: Any) -> None:
 
 
 def test_what_cannot_be_had_is_refused_and_harms_nothing(server: Any) -> None:
+    os.mkfifo(server.folder / "fifo")
     for body, word in (
+        ({"output_dir": "fifo"}, "is not a folder"),
+        ({"output_dir": "fifo/in"}, "is not a folder"),
         ({"activities": ["GPU"]}, "no GPU"),
         ({"activities": ["RPD"]}, "RPD"),
         ({"output_dir": "/tmp"}, "output_dir"),

@@ -18,6 +18,7 @@ from fwk.interfaces.model import ModelContext
 from fwk.interfaces.weights_cache import PackedTensors, WeightsCache
 from fwk_features.weights_cache import WeightsCacheOptions, file
 from fwk_native import refusal
+from fwk_process.folders import output_folder
 
 log = logging.getLogger(__name__)
 
@@ -86,11 +87,7 @@ def default_folder() -> Path:
 
 def trusted(folder: Path) -> None:
     """Make the folder. Raises ``ConfigError`` where that fails, or others could put files into it."""
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = folder.stat()
-    except OSError as error:
-        raise ConfigError(f"--weights-cache {folder}: no such folder can be made: {error.strerror}") from None
+    status = output_folder(folder, "--weights-cache").stat()
     if status.st_uid != os.geteuid():
         raise ConfigError(f"--weights-cache {folder} belongs to another user (uid {status.st_uid}): name another one")
     if status.st_mode & file.OTHERS_MAY_WRITE:

@@ -7,14 +7,13 @@ import logging
 import os
 import time
 from collections import deque
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from fwk.errors import ConfigError
 from fwk.interfaces.observer import Observer, ObserverContext, RequestRecord
 from fwk_observability.crash_dump import CrashDumpOptions
+from fwk_process.folders import output_folder
 
 log = logging.getLogger("fwk.crash_dump")
 
@@ -30,17 +29,11 @@ class CrashDumpObserver(Observer):
     def __init__(self, context: ObserverContext) -> None:
         super().__init__(context)
         options: CrashDumpOptions = context.options
-        self._folder = Path(options.crash_dump_folder or "").expanduser()
+        self._folder = output_folder(options.crash_dump_folder or "", "--crash-dump-folder")
         self._seconds = options.crash_dump_seconds
         self._open: dict[str, RequestRecord] = {}
         self._ended: deque[RequestRecord] = deque(maxlen=MAX_ENDED)
         self._num_written = 0
-        try:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"--crash-dump-folder: {error}") from None
-        if not os.access(self._folder, os.W_OK | os.X_OK):
-            raise ConfigError(f"--crash-dump-folder: nothing can be written to {self._folder}")
 
     def request_arrived(self, record: RequestRecord) -> None:
         self._open[record.request_id] = record

@@ -21,6 +21,7 @@ from fwk.types import Batch, ForwardBatch
 from fwk_layers import MoE
 from fwk_observability._common.layers import follow_method, layers_of
 from fwk_observability.expert_distribution import ExpertDistributionOptions
+from fwk_process.folders import output_folder
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -67,11 +68,8 @@ class WorkerExperts(WorkerObserver):
         self._num_dumps = 0
         self._folder: Path | None = None
         if options.expert_distribution_recorder_folder is not None:
-            self._folder = Path(options.expert_distribution_recorder_folder).expanduser().absolute()
-            try:
-                self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            except OSError as error:
-                raise ConfigError(f"--expert-distribution-recorder-folder: {error}") from None
+            option = "--expert-distribution-recorder-folder"
+            self._folder = output_folder(options.expert_distribution_recorder_folder, option)
 
     def model_loaded(self, model: Any) -> None:
         found = {name: layer for name, layer in layers_of(model).items() if isinstance(layer, MoE)}

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from fwk.errors import ConfigError, FwkError, InvalidRequest, RequestFailed
 from fwk.interfaces.observer import Observer, ObserverContext
 from fwk_observability.profiler import ProfilerOptions
+from fwk_process.folders import output_folder
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -67,11 +68,7 @@ class ProfilerObserver(Observer):
                 "--profiler-dir: profiles are the administrator's to take, and there is none: add --admin-api-key KEY"
             )
         self._lock = asyncio.Lock()
-        self._folder = Path(self._options.profiler_dir or "").expanduser().absolute()
-        try:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"--profiler-dir: {error}") from None
+        self._folder = output_folder(self._options.profiler_dir or "", "--profiler-dir")
 
     def admin_routes(self, app: FastAPI) -> None:
         @app.post("/start_profile")

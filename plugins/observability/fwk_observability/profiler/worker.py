@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from fwk.errors import InvalidRequest
+from fwk.errors import ConfigError, InvalidRequest
 from fwk.interfaces.observer import WorkerObserver, WorkerObserverContext
 from fwk.types import Batch
 from fwk_observability.profiler import ProfilerOptions
+from fwk_process.folders import output_folder
 
 log = logging.getLogger("fwk.profiler")
 
@@ -60,12 +61,14 @@ class WorkerProfiler(WorkerObserver):
         return "idle" if self._path is None else "writing" if self._file is None else "written"
 
     def start(self, settings: dict[str, Any]) -> None:
-        """Begin. Raises ``InvalidRequest``, and ``OSError`` for a folder that is not to be had."""
+        """Begin. Raises ``InvalidRequest``, also for a folder that is not to be had."""
         if self.state in ("profiling", "writing"):
             raise InvalidRequest("a profile is under way: POST /stop_profile first")
         activities, has_memory = self._activities(settings["activities"])
-        folder = Path(settings["folder"])
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            folder = output_folder(settings["folder"], "--profiler-dir")
+        except ConfigError as error:
+            raise InvalidRequest(f"output_dir: {error}", "output_dir") from None
         path = folder / f"{settings['name']}-replica{self.context.replica}-rank{self.context.rank}.trace.json.gz"
         if path.exists():
             raise InvalidRequest(f"{path.name} is there already: choose another profile_id", "profile_id")

@@ -16,6 +16,7 @@ from fwk.interfaces.observer import WorkerObserver, WorkerObserverContext
 from fwk.types import Batch, ForwardBatch
 from fwk_observability._common.layers import follow, follow_method, layers_of
 from fwk_observability.tensor_dump import TensorDumpOptions
+from fwk_process.folders import output_folder
 
 log = logging.getLogger("fwk.tensor_dump")
 
@@ -31,12 +32,9 @@ class WorkerDump(WorkerObserver):
         self._kept: dict[str, torch.Tensor] | None = None
         self._step = 0
         self._num_written = 0
-        folder = Path(self._options.debug_tensor_dump_output_folder or "").expanduser()
-        self._folder = folder / f"replica{context.replica}-rank{context.rank}"
-        try:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"--debug-tensor-dump-output-folder: {error}") from None
+        parent = Path(self._options.debug_tensor_dump_output_folder or "")
+        rank = f"replica{context.replica}-rank{context.rank}"
+        self._folder = output_folder(parent / rank, "--debug-tensor-dump-output-folder")
 
     def model_loaded(self, model: Any) -> None:
         layers = layers_of(model)

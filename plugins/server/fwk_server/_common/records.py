@@ -15,7 +15,7 @@ from urllib.parse import quote
 from fwk.errors import ConfigError, NotServed
 from fwk.interfaces.dialect import Frontend
 from fwk.interfaces.lifecycle import PluginLifecycle, Stage
-from fwk_process.folders import TemporaryFolder, lock_folder
+from fwk_process.folders import TemporaryFolder, lock_folder, output_folder
 
 SECONDS = 0.5
 """Between two looks whether another server still has the folder."""
@@ -43,7 +43,8 @@ class Records:
     def __init__(self, parent: str | None, dialect: str, frontend: Frontend) -> None:
         """Of a dialect over a model. Raises ``ConfigError`` for a folder that cannot be had."""
         self.is_lasting = parent is not None
-        self._path = None if parent is None else _made(Path(parent), f"{dialect}@{frontend.card.name}")
+        own = quote(f"{dialect}@{frontend.card.name}", safe="@-")[:200]
+        self._path = None if parent is None else output_folder(Path(parent) / own, "--files-dir")
         self._temporary: TemporaryFolder | None = None
         self._lock: int | None = None
         self._database: sqlite3.Connection | None = None
@@ -163,15 +164,3 @@ class Records:
 def _tell(future: Future[sqlite3.Cursor]) -> None:
     if (error := future.exception()) is not None:
         log.error("--files-dir: records cannot be written: %s", error)
-
-
-def _made(parent: Path, name: str) -> Path:
-    folder = parent.expanduser() / quote(name, safe="@-")[:200]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if os.access(folder, os.W_OK | os.X_OK):
-            return folder
-        why = "nothing can be written there"
-    except OSError as error:
-        why = str(error.strerror)
-    raise ConfigError(f"--files-dir {parent}: {why}")
