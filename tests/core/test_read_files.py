@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from tests.helpers.sources import FILES, ROOT, dotted
 
+from fwk.cli.main import main
 from fwk.cli.option_parsing import read_config_file
 from fwk.config import ServerOptions
 from fwk.config.files import open_regular, read_regular
@@ -25,6 +26,7 @@ from fwk.text.model_text import _read as read_template
 from fwk_attention.double_sparsity.channels import Channels
 from fwk_cache.file.folder import Folder
 from fwk_features.weights_cache.worker import trusted
+from fwk_kit.cli.output import output_file
 from fwk_loaders._common import read_json
 from fwk_loaders.gguf.loader import GGUFLoader
 from fwk_loaders.gguf.reader import GGUFFile
@@ -109,6 +111,42 @@ def test_what_is_no_folder_is_not_written_to(odd: list[Path]) -> None:
     for odd_name in ("~nobody-of-that-name/x", "a\0b", "x" * 300):
         with pytest.raises(FwkError, match=r"--some-dir .*; name a folder of your own"):
             output_folder(odd_name, "--some-dir")
+
+
+COMMANDS = (
+    ("run-batch", "--url", "x", "-i", __file__, "-o"),
+    ("heavy-channels", "--out"),
+    ("train-draft", "--out"),
+    ("bench", "serve", "--json"),
+    ("bench", "serve", "--vllm-json"),
+    ("bench", "compare", "--picture"),
+    ("bench", "startup", "--json"),
+    ("plugins", "freeze", "--output"),
+    ("plugins", "bench", "a", "--against", "b", "--output"),
+)
+
+
+@pytest.mark.timeout(20)
+def test_commands_refuse_their_outputs_before_they_work(odd: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+    fifo, listening, device, folder, loop, _ = odd
+    for words in COMMANDS:
+        own = [] if words[0] == "train-draft" else [folder, folder / "none" / "x"]
+        for path in (fifo, listening, device, loop, *own):
+            try:
+                code = main([*words, str(path)])
+            except SystemExit as ended:
+                code = ended.code
+            said = capsys.readouterr().err
+            assert code == 2, (words, path, said)
+            assert words[-1] in said, (words, path, said)
+            assert str(path) in said, (words, path, said)
+    new, kept = folder / "new", folder / "kept"
+    kept.write_text("kept")
+    assert output_file(str(new)) == new
+    assert output_file(str(kept)) == kept
+    assert output_file(os.devnull) == Path(os.devnull)
+    assert kept.read_text() == "kept"
+    assert not new.exists(), "it is only looked at"
 
 
 MAKERS = {

@@ -19,6 +19,7 @@ from fwk.cli.common import note, read_options
 from fwk.cli.option_parsing import Parser
 from fwk.errors import ConfigError
 from fwk.interfaces.command import Command
+from fwk_kit.cli.output import output_file
 from fwk_process.log import set_up_log
 
 if TYPE_CHECKING:
@@ -66,7 +67,9 @@ def serve(argv: Sequence[str]) -> int:
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="the server's address (default: %(default)s)")
     _add_load_flags(parser)
     parser.add_argument(
-        "--vllm-json", type=Path, help="write the last run here as vllm bench serve --save-result --save-detailed does"
+        "--vllm-json",
+        type=output_file,
+        help="write the last run here as vllm bench serve --save-result --save-detailed does",
     )
     arguments = parser.parse_args(argv)
     workload, maker, goals = _workload(arguments), _maker(arguments), _goals(arguments)
@@ -136,7 +139,7 @@ def startup(argv: Sequence[str]) -> int:
 
     parser = _parser("startup", "Start fwk serve, wait until it is healthy, stop it. Its arguments come after --.")
     parser.add_argument("--repeat", type=int, default=3, help="starts (default: %(default)s)")
-    parser.add_argument("--json", type=Path, help="write the figures here")
+    parser.add_argument("--json", type=output_file, help="write the figures here")
     parser.add_argument("serve_args", nargs="*", metavar="-- SERVE_ARGS", help="arguments of fwk serve")
     arguments = parser.parse_args(argv)
     server = servers.of_fwk("fwk", arguments.serve_args)
@@ -278,8 +281,8 @@ def _add_load_flags(parser: Parser) -> None:
     parser.add_argument("--tokenizer", type=Path, help="tokenizer.json of the model (default: the default model's)")
     parser.add_argument("--api-key")
     parser.add_argument("--no-ignore-eos", action="store_true", help="for servers that refuse ignore_eos")
-    parser.add_argument("--json", type=Path, help="write the figures here")
-    parser.add_argument("--picture", type=Path, help="write an SVG picture here")
+    parser.add_argument("--json", type=output_file, help="write the figures here")
+    parser.add_argument("--picture", type=output_file, help="write an SVG picture here")
 
 
 def _workload(arguments: argparse.Namespace) -> Workload:

@@ -14,6 +14,7 @@ from fwk.cli.common import note, read_options
 from fwk.cli.option_parsing import Parser
 from fwk.errors import FwkError
 from fwk.types import SamplingParams
+from fwk_kit.cli.output import check_output
 from fwk_kit.cli.remote_chat import reach, remote
 from fwk_process.log import set_up_log
 
@@ -193,7 +194,8 @@ class Chat:
             note("/save FILE")
             return
         try:
-            Path(name).expanduser().write_text(json.dumps(self.messages, indent=2, ensure_ascii=False) + "\n")
+            check_output(path := Path(name).expanduser())
+            path.write_text(json.dumps(self.messages, indent=2, ensure_ascii=False) + "\n")
         except OSError as error:
             note(f"error: {name}: {error.strerror}")
 

@@ -11,6 +11,7 @@ from fwk.cli.common import note, read_options
 from fwk.cli.option_parsing import Parser
 from fwk.errors import ConfigError
 from fwk.types import SamplingParams
+from fwk_kit.cli.output import check_output
 from fwk_kit.training.prompts import add_data_argument, prompts_of
 from fwk_process.log import set_up_log
 
@@ -33,8 +34,10 @@ def run(argv: Sequence[str]) -> int:
     if arguments.max_tokens < 1:
         raise ConfigError("--max-tokens must be at least 1")
     out = Path(arguments.out)
-    if not out.parent.is_dir():
-        raise ConfigError(f"--out {out}: there is no folder {out.parent}")
+    try:
+        check_output(out)
+    except OSError as error:
+        raise ConfigError(f"--out: cannot write {out}: {error.strerror}") from None
     prompts = prompts_of(arguments.data)
     set_up_log("warning")
 

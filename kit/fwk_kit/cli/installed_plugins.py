@@ -6,7 +6,6 @@ import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from fwk.cli.common import warn
@@ -16,6 +15,7 @@ from fwk.errors import ConfigError
 from fwk.plugins import FAMILIES, PluginSet, discover
 from fwk.plugins.families import closest
 from fwk.plugins.selection import is_named
+from fwk_kit.cli.output import output_file
 
 
 def list_plugins(argv: Sequence[str]) -> int:
@@ -33,14 +33,14 @@ def freeze(argv: Sequence[str]) -> int:
     from fwk.plugins.lock import frozen  # noqa: PLC0415
 
     parser = Parser("fwk plugins freeze", description="The resolved set as JSON, for --plugins-lock.")
-    parser.add_argument("--output", metavar="FILE", help="write it there (default: print it)")
+    parser.add_argument("--output", metavar="FILE", type=output_file, help="write it there (default: print it)")
     parser.add_argument("--json", action="store_true", help="print JSON (it always is)")
     arguments = parser.parse_args(argv)
     text = json.dumps(frozen(discover(warn=warn)), indent=2) + "\n"
     if arguments.output is None:
         print(text, end="")
     else:
-        Path(arguments.output).write_text(text)
+        arguments.output.write_text(text)
     return 0
 
 

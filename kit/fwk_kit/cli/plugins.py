@@ -11,6 +11,7 @@ from fwk.cli.common import warn
 from fwk.cli.option_parsing import Parser
 from fwk.errors import ConfigError
 from fwk.plugins import FAMILIES, discover
+from fwk_kit.cli.output import output_file
 
 
 def new(argv: Sequence[str]) -> int:
@@ -64,7 +65,12 @@ def bench(argv: Sequence[str]) -> int:
     parser.add_argument("--against", required=True, metavar="NAME", help="the reference, of the same family")
     parser.add_argument("--model", help="model to serve (default: a small random one)")
     parser.add_argument("--rounds", type=int, default=5, help="rounds for each of the two, taken in turns")
-    parser.add_argument("--output", metavar="FILE", help="write the report there, as JSON or, for FILE.md, as Markdown")
+    parser.add_argument(
+        "--output",
+        metavar="FILE",
+        type=output_file,
+        help="write the report there, as JSON or, for FILE.md, as Markdown",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of Markdown")
     arguments = parser.parse_args(argv)
     plugins = discover(warn=warn)
@@ -76,8 +82,8 @@ def bench(argv: Sequence[str]) -> int:
         )
     report = run(plugins, items[0], arguments.against, arguments.model, Load(rounds=max(1, arguments.rounds)))
     if arguments.output is not None:
-        is_markdown = arguments.output.endswith(".md")
-        Path(arguments.output).write_text(as_markdown(report) if is_markdown else as_json(report))
+        is_markdown = arguments.output.suffix == ".md"
+        arguments.output.write_text(as_markdown(report) if is_markdown else as_json(report))
     print(as_json(report) if arguments.json else as_markdown(report), end="")
     return 0
 

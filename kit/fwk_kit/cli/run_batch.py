@@ -25,6 +25,7 @@ from typing import IO, Any, cast
 from fwk.cli.common import note
 from fwk.engine.progress import offline_bar
 from fwk.errors import ConfigError, EngineDead
+from fwk_kit.cli.output import check_output
 from fwk_process.progress import set_up_progress
 
 TRIES = 8
@@ -51,6 +52,8 @@ def run(argv: Sequence[str]) -> int:
         raise ConfigError("--concurrency must be at least 1")
     if arguments.url and rest:
         raise ConfigError(f"{rest[0]} is for a server that is started here, but --url names one that runs")
+    if arguments.output_file != "-":
+        _check_target(arguments.output_file)
     set_up_progress(not arguments.disable_progress_bars)
     with contextlib.ExitStack() as stack:
         source = sys.stdin.buffer if arguments.input_file == "-" else stack.enter_context(_opened(arguments))
@@ -159,6 +162,14 @@ def _opened(arguments: argparse.Namespace) -> IO[bytes]:
         return Path(arguments.input_file).open("rb")
     except OSError as error:
         raise ConfigError(f"--input-file: cannot read {arguments.input_file}: {error.strerror}") from None
+
+
+def _check_target(path: str) -> None:
+    """Before a server is started; an older file stays as it is until that one serves."""
+    try:
+        check_output(Path(path))
+    except OSError as error:
+        raise ConfigError(f"--output-file: cannot write {path}: {error.strerror}") from None
 
 
 def _target(path: str, stack: contextlib.ExitStack) -> IO[bytes]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fwk.cli.common import note, read_options
@@ -12,6 +11,7 @@ from fwk.cli.option_parsing import Parser
 from fwk.errors import ConfigError
 from fwk.types import SamplingParams
 from fwk_kit.training.prompts import add_data_argument, prompts_of
+from fwk_process.folders import output_folder
 from fwk_process.log import set_up_log
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ def run(argv: Sequence[str]) -> int:
             raise ConfigError(f"--{name.replace('_', '-')} must be at least 1")
     if config.engine.speculative_algorithm != "none":
         raise ConfigError("--speculative-algorithm: the model writes its texts without drafts")
+    folder = output_folder(arguments.out, "--out")
     prompts = prompts_of(arguments.data)
     if len(prompts) < 2:
         raise ConfigError(f"--data {arguments.data}: at least two prompts are wanted, one of them to measure with")
@@ -60,7 +61,6 @@ def run(argv: Sequence[str]) -> int:
     note(f"{len(texts)} texts of {sum(len(text.token_ids) for text in texts)} tokens")
     recipe = Recipe(epochs=arguments.epochs, draft_vocab_size=arguments.draft_vocab_size)
     trainer = Trainer(model, target, texts, recipe, note)
-    folder = Path(arguments.out)
     unfinished = folder / UNFINISHED
     if unfinished.exists():
         state: dict[str, Any] = torch.load(unfinished, weights_only=True)

@@ -61,7 +61,7 @@ def test_wrong_words_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixt
     empty = tmp_path / "empty.txt"
     empty.write_text("\n")
     for more, why in (
-        (["--out", str(tmp_path / "no" / "x.json")], "there is no folder"),
+        (["--out", str(tmp_path / "no" / "x.json")], "No such file or directory"),
         (["--out", str(tmp_path / "x.json"), "--data", str(empty)], "holds no prompts"),
         (["--out", str(tmp_path / "x.json"), "--max-tokens", "0"], "--max-tokens must be at least 1"),
     ):
