@@ -104,6 +104,26 @@ def test_only_the_administrator_switches(two: Server) -> None:
         assert switch(two, key, **order).status_code == 401
 
 
+def test_an_administrators_request_that_names_another_model_does_nothing(two: Server) -> None:
+    """In every route that is the administrator's alone, be it core's or a plugin's, with one model as with several."""
+    own = two.get("/v1/models").json()["data"][0]["id"]
+    admin = {"authorization": f"Bearer {KEY}"}
+    seen: set[str] = set()
+    for path, methods in two.get("/openapi.json").json()["paths"].items():
+        for method in methods if "{" not in path else ():
+            url = two.url + path
+            if httpx.request(method, url, timeout=30, verify=NO_TLS).status_code != 401:
+                continue
+            seen.add(path)
+            for query in ("?model=lost", f"?model={own}x", "?x=1&model=&model=lost"):
+                reply = httpx.request(method, url + query, headers=admin, timeout=30, verify=NO_TLS)
+                assert reply.status_code == 404, (path, query, reply.text)
+                assert "nothing was done" in reply.text, (path, query, reply.text)
+            served = httpx.request(method, f"{url}?model={own}", headers=admin, timeout=30, verify=NO_TLS)
+            assert "nothing was done" not in served.text, (path, served.text)
+    assert seen > {"/plugins/switch", "/update_weights_from_disk", "/load_lora_adapter"}
+
+
 def test_without_an_administrator_there_is_no_such_route(fake: Server) -> None:
     assert switch(fake, family="schedulers", name="fcfs").status_code == 404
 
