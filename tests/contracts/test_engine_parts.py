@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from tests.helpers.interpreted import interpreted
+from tests.helpers.ray_cluster import local_ray, needs_ray
 from tests.helpers.redis_server import RedisServer
 from tests.helpers.transports import missing
 
@@ -235,3 +236,18 @@ class TestProcesses(ExecutorSuite):
     @pytest.mark.sweep
     def test_two_engines_do_not_share(self, item: Registered) -> None:
         super().test_two_engines_do_not_share(item)
+
+
+@needs_ray
+@pytest.mark.sweep
+class TestRay(ExecutorSuite):
+    """With a Ray that the process has already; one that it starts is in tests/plugins/executors/test_ray.py."""
+
+    plugin = "ray"
+    serve_with = {"tensor_parallel_size": 2}
+
+    @pytest.fixture(autouse=True, scope="class")
+    @classmethod
+    def cluster(cls) -> Iterator[None]:
+        with local_ray():
+            yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from fwk import SamplingParams
 from fwk.errors import ModelLoadError, PluginError
 from tests.helpers.client import connect
 from tests.helpers.engine_death import begin, check_dead, check_ended
+from tests.helpers.ray_cluster import ENVIRONMENT, needs_ray
 from tests.helpers.rig import Server, is_alive, until
 from tests.helpers.servers import Start
 
@@ -150,6 +152,24 @@ def test_a_rank_killed_while_idle_is_noticed_and_no_rank_outlives_a_killed_serve
     server.process.wait(5)
     until(lambda: not any(map(is_alive, [server.engine, *ranks])), 5, "the end of engine and ranks")
     assert not server.leftovers, server.leftovers
+
+
+@needs_ray
+@pytest.mark.sweep
+def test_ranks_on_a_ray_of_the_servers_own(spawn: Start, tiny: Server) -> None:
+    flags = ("--executor", "ray", "--ray-address", "local", "--tensor-parallel-size", "2")
+    server = spawn(*flags, environment=ENVIRONMENT)
+    assert server.golden == tiny.golden
+    ranks = [process for process in server.engines(recursive=True) if "RankActor" in process.name()]
+    assert len(ranks) == 2
+    ranks[1].kill()
+    until(lambda: server.health() == 503, 10, "health 503")
+    assert re.search(
+        rf"rank \d \(pid {ranks[1].pid} on node [\d.]+\) has ended", server.get("/health").json()["reason"]
+    )
+    until(lambda: not any(map(is_alive, ranks)), 10, "the end of the ranks")
+    assert server.stop() == 0
+    assert {path.name for path in server.leftovers} <= {"ray"}, "Ray keeps its logs"
 
 
 @pytest.mark.sweep

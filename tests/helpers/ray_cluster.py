@@ -1,0 +1,70 @@
+"""A real Ray of this process's own on this machine, without a dashboard and without metrics."""
+
+from __future__ import annotations
+
+import gc
+import os
+import secrets
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fwk.interfaces.declaration import Host
+from fwk.plugins import discover, find
+
+OBJECT_STORE_BYTES = 80 * 2**20
+
+ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_prestart_worker_first_driver": "0",  # no idle workers: each imports for a second
+    "RAY_enable_metrics_collection": "0",
+    "RAY_health_check_initial_delay_ms": "1000",
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "2000",
+    "RAY_health_check_failure_threshold": "2",
+    "RAY_AUTH_MODE": "token",
+    "RAY_AUTH_TOKEN": secrets.token_hex(32),  # else one is written into the user's home
+}
+
+
+@cache
+def missing() -> str | None:
+    """What ``executors.ray`` lacks here, and how to get it."""
+    refusal = find(discover(), "executors", "ray").declaration.needs.refusal(Host())
+    return f"executors.ray {refusal}" if refusal else None
+
+
+needs_ray = pytest.mark.skipif(missing() is not None, reason=missing() or "")
+
+
+@contextmanager
+def local_ray(num_cpus: int = 4) -> Iterator[Any]:
+    """Ray with so many CPUs, however many this machine has; nothing is left of it."""
+    import ray
+
+    with tempfile.TemporaryDirectory(prefix="fwk-ray-") as folder, pytest.MonkeyPatch.context() as patch:
+        for name, value in ENVIRONMENT.items():
+            patch.setenv(name, value)
+        root = str(Path(__file__).parents[2])
+        patch.setenv("PYTHONPATH", os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep))
+        ray.init(
+            num_cpus=num_cpus,
+            include_dashboard=False,
+            object_store_memory=OBJECT_STORE_BYTES,
+            log_to_driver=False,
+            logging_level="ERROR",
+            _temp_dir=folder,
+        )
+        try:
+            yield ray
+        finally:
+            ray.shutdown()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ResourceWarning)  # Ray does not wait for the processes that it ends
+                gc.collect()
