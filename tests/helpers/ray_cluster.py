@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import secrets
 import tempfile
@@ -46,7 +47,7 @@ needs_ray = pytest.mark.skipif(missing() is not None, reason=missing() or "")
 @contextmanager
 def local_ray(num_cpus: int = 4) -> Iterator[Any]:
     """Ray with so many CPUs, however many this machine has; nothing is left of it."""
-    import ray
+    import ray  # pyright: ignore[reportMissingImports]
 
     with tempfile.TemporaryDirectory(prefix="fwk-ray-") as folder, pytest.MonkeyPatch.context() as patch:
         for name, value in ENVIRONMENT.items():
@@ -58,7 +59,7 @@ def local_ray(num_cpus: int = 4) -> Iterator[Any]:
             include_dashboard=False,
             object_store_memory=OBJECT_STORE_BYTES,
             log_to_driver=False,
-            logging_level="ERROR",
+            logging_level=logging.ERROR,
             _temp_dir=folder,
         )
         try:

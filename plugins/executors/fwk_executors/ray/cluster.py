@@ -1,5 +1,7 @@
 """The Ray cluster that this process is a driver of."""
 
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 import logging

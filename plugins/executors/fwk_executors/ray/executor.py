@@ -1,5 +1,7 @@
 """Runs a step on all ranks of a tensor-parallel group, each an actor of a Ray cluster."""
 
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 import contextlib
@@ -156,8 +158,9 @@ class RayExecutor(Executor):
         bundle = {"CPU": float(options.ray_cpus_per_rank), **(options.ray_resources_per_rank or {})}
         if self._num_gpus:
             bundle["GPU"] = float(self._num_gpus)
-        self._group = placement_group([bundle] * size, strategy=options.ray_placement_strategy)
-        ready, end = self._group.ready(), time.monotonic() + options.ray_timeout
+        group = placement_group([bundle] * size, strategy=options.ray_placement_strategy)
+        self._group = group
+        ready, end = group.ready(), time.monotonic() + options.ray_timeout
         needed = f"{size} x {resources_in_words(bundle)} ({options.ray_placement_strategy})"
         is_said = False
         while (left := end - time.monotonic()) > 0:

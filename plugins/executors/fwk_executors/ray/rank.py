@@ -1,5 +1,7 @@
 """One rank: what runs in a Ray actor. Arguments and answers are msgpack, which Ray carries as bytes."""
 
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 import os
