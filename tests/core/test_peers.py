@@ -349,6 +349,7 @@ moe_runner_backend auto deep_gemm triton triton_kernel flashinfer_trtllm flashin
 lora_backend triton csgmv ascend
 disaggregation_transfer_backend mooncake nixl ascend fake
 disaggregation_mode null prefill decode
+executor ray mp uni external_launcher
 eplb_algorithm auto deepseek deepseek_hierarchical elasticity_aware
 ep_dispatch_algorithm static dynamic fake
 expert_distribution_recorder_mode stat stat_approx per_pass per_token

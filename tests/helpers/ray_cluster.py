@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import secrets
 import tempfile
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -20,6 +18,8 @@ from fwk.interfaces.declaration import Host
 from fwk.plugins import discover, find
 
 OBJECT_STORE_BYTES = 80 * 2**20
+
+SECONDS = 30.0
 
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -65,7 +65,8 @@ def local_ray(num_cpus: int = 4) -> Iterator[Any]:
         try:
             yield ray
         finally:
+            node = ray._private.worker._global_node
+            processes = [info.process for infos in node.all_processes.values() for info in infos]
             ray.shutdown()
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", ResourceWarning)  # Ray does not wait for the processes that it ends
-                gc.collect()
+            for process in processes:  # Ray does not wait for those that it ends, and Python warns of it
+                process.wait(SECONDS)

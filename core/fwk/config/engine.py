@@ -20,6 +20,7 @@ class EngineOptions(Options):
     executor: str = option(
         "auto",
         "How the engine reaches its workers; auto: in its own process if there is one, else the best for their number.",
+        aliases=["distributed-executor-backend"],
         stability="beta",
     )
     tensor_parallel_size: int = option(

@@ -146,6 +146,6 @@ def test_a_rank_that_cannot_load(make: Make, faults: dict[str, Any], error: type
 def test_what_cannot_be_reserved_is_said(make: Make) -> None:
     options = RayOptions(ray_timeout=1.0, ray_resources_per_rank={"nowhere": 1.0})
     with pytest.raises(
-        EngineDead, match=r"not reserved 2 x 1 CPU, 1 nowhere \(PACK\) within 1 seconds .*free are 4 CPU"
+        EngineDead, match=r"not reserved 2 x 1 CPU, 1 nowhere \(pack\) within 1 seconds .*free are 4 CPU"
     ):
         make(options=options).load()

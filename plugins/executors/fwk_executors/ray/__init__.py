@@ -41,8 +41,8 @@ class RayOptions(Options):
         'Further resources of Ray that each rank needs, as JSON: {"node_of_kind_a": 1}.',
         stability="experimental",
     )
-    ray_placement_strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = option(
-        "PACK",
+    ray_placement_strategy: Literal["pack", "spread", "strict_pack", "strict_spread"] = option(
+        "pack",
         "How Ray divides the ranks among nodes: on as few as possible, on as many, on one, or each on another.",
         stability="experimental",
     )

@@ -158,7 +158,7 @@ class RayExecutor(Executor):
         bundle = {"CPU": float(options.ray_cpus_per_rank), **(options.ray_resources_per_rank or {})}
         if self._num_gpus:
             bundle["GPU"] = float(self._num_gpus)
-        group = placement_group([bundle] * size, strategy=options.ray_placement_strategy)
+        group = placement_group([bundle] * size, strategy=options.ray_placement_strategy.upper())
         self._group = group
         ready, end = group.ready(), time.monotonic() + options.ray_timeout
         needed = f"{size} x {resources_in_words(bundle)} ({options.ray_placement_strategy})"
