@@ -47,13 +47,13 @@ needs_ray = pytest.mark.skipif(missing() is not None, reason=missing() or "")
 @contextmanager
 def local_ray(num_cpus: int = 4) -> Iterator[Any]:
     """Ray with so many CPUs, however many this machine has; nothing is left of it."""
-    import ray  # pyright: ignore[reportMissingImports]
-
     with tempfile.TemporaryDirectory(prefix="fwk-ray-") as folder, pytest.MonkeyPatch.context() as patch:
         for name, value in ENVIRONMENT.items():
             patch.setenv(name, value)
         root = str(Path(__file__).parents[2])
         patch.setenv("PYTHONPATH", os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep))
+        import ray  # pyright: ignore[reportMissingImports]  # reads its environment now, and not again
+
         ray.init(
             num_cpus=num_cpus,
             include_dashboard=False,
