@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import secrets
@@ -65,7 +66,7 @@ def local_ray(num_cpus: int = 4) -> Iterator[Any]:
         try:
             yield ray
         finally:
-            node = ray._private.worker._global_node
+            node = importlib.import_module("ray._private.worker")._global_node
             processes = [info.process for infos in node.all_processes.values() for info in infos]
             ray.shutdown()
             for process in processes:  # Ray does not wait for those that it ends, and Python warns of it
