@@ -45,6 +45,7 @@ class EngineFeatures:
 
     def of(self, request: Request) -> Parts:
         """Those that have a part in a request. Raises ``InvalidRequest`` in the name of one that refuses it."""
+        found = tuple(part for part in self.all if part.concerns(request))
         for name in request.features if self.failed else ():
             if name in self.failed:
                 raise RequestFailed(self.failed[name])
@@ -52,7 +53,6 @@ class EngineFeatures:
             if request.features:
                 raise InvalidRequest(f"this engine has no feature {next(iter(request.features))!r}")
             return ()
-        found = tuple(part for part in self.all if part.concerns(request))
         for i, part in enumerate(found):
             try:
                 part.check(request)

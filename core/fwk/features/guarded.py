@@ -12,6 +12,7 @@ import msgspec
 
 from fwk.errors import FwkError, PluginFault, one_line_traceback
 from fwk.interfaces.feature import EnginePart
+from fwk.types import Request
 
 log = logging.getLogger(__name__)
 
@@ -20,23 +21,26 @@ def _nothing(*_: Any) -> None:
     return None
 
 
-def _is_count(answer: Any) -> bool:
+def _is_count(answer: Any, *_: Any) -> bool:
     return isinstance(answer, int) and answer >= 0
 
 
-def _is_told(answer: Any) -> bool:
+def _is_told(answer: Any, *_: Any) -> bool:
     return answer is None or isinstance(answer, msgspec.Struct | msgspec.Raw)
 
 
-def _is_truth(answer: Any) -> bool:
+def _is_truth(answer: Any, *_: Any) -> bool:
     return answer is not None
 
 
-def _are_ids(answer: Any) -> bool:
-    return answer is None or (isinstance(answer, list) and all(type(one) is int for one in answer))  # pyright: ignore[reportUnknownVariableType]
+def _are_ids(answer: Any, request: Request) -> bool:
+    if answer is None:
+        return True
+    is_whole = isinstance(answer, list) and len(cast("list[Any]", answer)) == len(request.prompt_token_ids)
+    return is_whole and all(type(one) is int for one in answer)
 
 
-_ANSWERS: dict[str, tuple[Callable[..., Any], Callable[[Any], bool] | None]] = {
+_ANSWERS: dict[str, tuple[Callable[..., Any], Callable[..., bool] | None]] = {
     **{
         name: (_nothing, None)
         for name in (
@@ -54,7 +58,7 @@ _ANSWERS: dict[str, tuple[Callable[..., Any], Callable[[Any], bool] | None]] = {
     "lets_through": (lambda *_: True, _is_truth),
     "is_full": (lambda *_: False, _is_truth),
     "is_busy": (lambda *_: False, _is_truth),
-    "trouble": (_nothing, lambda answer: answer is None or isinstance(answer, str)),
+    "trouble": (_nothing, lambda answer, *_: answer is None or isinstance(answer, str)),
 }  # fmt: skip
 """By what a part overrides: what stands for its answer once it has failed, and what an answer must be; None: any."""
 
@@ -64,11 +68,13 @@ def guarded(part: EnginePart, who: str, failed: Callable[[EnginePart, str], None
 
     An ``FwkError`` of its own passes.
     """
-    cls = type(part)
+    cls, wire = type(part), part.context.wire
+    kinds = {"new": wire.sequence, "step": wire.step, "event": wire.event, "stats": wire.stats}
     has_failed = False
 
     def guard(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         default, is_right = _ANSWERS[name]
+        kind = (kinds.get(name) or object, msgspec.Raw, type(None))
 
         @wraps(method)
         def call(self: EnginePart, *args: Any) -> Any:
@@ -76,7 +82,7 @@ def guarded(part: EnginePart, who: str, failed: Callable[[EnginePart, str], None
             if not has_failed:
                 try:
                     answer = method(self, *args)
-                    if is_right is None or is_right(answer):
+                    if isinstance(answer, kind) and (is_right is None or is_right(answer, *args)):
                         return answer
                     told = f"{who} answered {type(answer).__name__} {answer!r:.100} in {name}"
                 except FwkError as error:
