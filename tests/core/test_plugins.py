@@ -312,6 +312,16 @@ def test_what_is_wrong_is_one_short_line(points: list[tuple[str, object]], said:
         assert len(line) < 700
 
 
+def test_an_entry_point_that_names_no_module_is_told_with_its_package() -> None:
+    point = FakeEntryPoint("attention.x", plugin(attention("x")))
+    point.value = "not a module!"
+    [broken] = found(point).broken
+    assert broken.sentence() == (
+        "plugin 'attention.x' from acme 1.0 failed to import: ValueError: its entry point 'not a module!' names no "
+        "module: mend its metadata, or uninstall it"
+    )
+
+
 class Damaged:
     """Metadata without a name, as each Python reads it."""
 

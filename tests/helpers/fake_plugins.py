@@ -13,6 +13,8 @@ from fwk.plugins import FAMILIES, PluginSet, discover
 class FakeEntryPoint:
     """An entry point of a package that is not installed."""
 
+    value = "acme_plugin"
+
     def __init__(self, name: str, target: object, package: str = "acme", version: str = "1.0") -> None:
         self.name = name
         self._target = target

@@ -323,6 +323,8 @@ def discover(
         started, cpu = time.perf_counter(), time.thread_time()
         stage, known = "import", len(plugins.broken)
         try:
+            if not EntryPoint.pattern.match(point.value):
+                raise ValueError(f"its entry point {point.value!r} names no module: mend its metadata, or uninstall it")
             module: Any = point.load()
             stage = "declare"
             plugins.register(module, point.name, package, version, allow_override)

@@ -43,7 +43,7 @@ def hashes(plugins: PluginSet) -> dict[str, str]:
         modules.setdefault(item.package, set()).add(item.declaration.load.partition(":")[0].partition(".")[0])
     for point, package, _ in with_packages(entry_points(group=GROUP)):
         if package in modules:
-            modules[package].add(point.module.partition(".")[0])
+            modules[package].add(point.value.partition(":")[0].partition(".")[0])
     return {package: _hash(package, names) for package, names in sorted(modules.items())}
 
 
