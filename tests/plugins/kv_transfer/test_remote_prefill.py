@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 from tests.helpers.adapters import make_adapter, make_base
 from tests.helpers.engine_pair import Pair, counts, half, split, with_source
 from tests.helpers.selection import seeds
@@ -24,12 +25,15 @@ from tests.helpers.selection import seeds
 import fwk
 from fwk import SamplingParams
 from fwk.engine.kv_block_manager import KVBlockManager
-from fwk.errors import ConfigError, InvalidRequest
+from fwk.errors import ConfigError, InvalidRequest, PluginFault
+from fwk.interfaces.feature import WorkerPartContext
+from fwk.interfaces.kv_transfer import Transfer
 from fwk.interfaces.lora import AdapterInfo
 from fwk.types import Request, TokenEvent
 from fwk_kv_transfer._common import signed
 from fwk_kv_transfer._common.wire import Wire
 from fwk_kv_transfer.remote_prefill import KVSource
+from fwk_kv_transfer.remote_prefill.worker import KVExchange
 
 PAGE = 4
 OPTIONS: dict[str, Any] = {
@@ -470,3 +474,23 @@ def test_a_reservation_without_room_changes_nothing(tiny_folder: Path, tmp_path:
         assert blocks.num_available == before
         llm.engine.abort("a")
         llm.engine.scheduler.check()
+
+
+class Strange:
+    """A transport that tells of transfers of nobody."""
+
+    def offer(self, key: str, block_ids: list[int], deadline: float) -> None:
+        self.ended = [Transfer(key, is_whole=True)]
+
+    def poll(self) -> list[Transfer]:
+        return self.ended
+
+
+def test_a_transfer_that_is_not_under_way_is_told_in_the_name_of_its_transport() -> None:
+    """One that has ended twice, too: the blocks are others' then."""
+    exchange = KVExchange(WorkerPartContext("remote_prefill", torch.device("cpu"), torch.from_numpy, lambda x: x))
+    exchange._transport = Strange()  # type: ignore[assignment]
+    exchange.offer("one", [1], 1.0)
+    assert exchange.poll() == [("one", True, 0, 0.0, "")]
+    with pytest.raises(PluginFault, match=r"^Strange answered the end of 'one' in poll, which is not under way$"):
+        exchange.poll()

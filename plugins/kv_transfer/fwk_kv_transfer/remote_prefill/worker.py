@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from fwk.errors import ConfigError
-from fwk.interfaces.feature import WorkerCache, WorkerPart
+from fwk.errors import ConfigError, PluginFault
+from fwk.interfaces.feature import WorkerCache, WorkerPart, WorkerPartContext
 from fwk.interfaces.kv_transfer import KVTransfer, KVTransferContext
 from fwk_kv_transfer.remote_prefill import RemotePrefillOptions
 
@@ -21,6 +21,10 @@ class KVExchange(WorkerPart):
     _in_common: Mapping[str, str] = {}
     _address = b""
     _block_size = 0
+
+    def __init__(self, context: WorkerPartContext) -> None:
+        super().__init__(context)
+        self._under_way = set[str]()  # keys that the transport is still to name
 
     def cache_allocated(self, cache: WorkerCache) -> None:
         """Open the transport. Raises ``ConfigError`` for a model without K/V, ``PluginError`` without a transport."""
@@ -65,17 +69,28 @@ class KVExchange(WorkerPart):
 
     def offer(self, key: str, block_ids: Sequence[int], seconds: float) -> None:
         """Let blocks be read under a key."""
+        self._under_way.add(key)
         self.transport.offer(key, block_ids, time.monotonic() + seconds)
 
     def receive(
         self, addresses: Sequence[bytes], key: str, places: Sequence[int], block_ids: Sequence[int], seconds: float
     ) -> None:
         """Read places of what the worker of the same rank offers into blocks. addresses: by rank."""
+        self._under_way.add(key)
         self.transport.receive(addresses[self.context.rank], key, places, block_ids, time.monotonic() + seconds)
 
     def poll(self) -> list[tuple[str, bool, int, float, str]]:
-        """Key, whether it is whole, bytes, seconds and error of each transfer that has ended."""
-        return [(t.key, t.is_whole, t.num_bytes, t.seconds, t.error) for t in self.transport.poll()]
+        """Key, whether it is whole, bytes, seconds and error of each transfer that has ended.
+
+        Raises ``PluginFault`` in the transport's name for one that was not under way.
+        """
+        ended = self.transport.poll()
+        for transfer in ended:
+            if transfer.key not in self._under_way:
+                who = getattr(self.transport.poll, "who", type(self.transport).__name__)
+                raise PluginFault(f"{who} answered the end of {transfer.key!r:.100} in poll, which is not under way")
+            self._under_way.remove(transfer.key)
+        return [(t.key, t.is_whole, t.num_bytes, t.seconds, t.error) for t in ended]
 
     def close(self) -> None:
         if self._transport is not None:
