@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from fwk.config import Config
-from fwk.errors import ConfigError, ModelLoadError, PluginError, PluginLoadError
+from fwk.errors import ConfigError, ModelLoadError, PluginError, PluginFault, PluginLoadError
 from fwk.features.declared import made_for
 from fwk.interfaces.declaration import Facts, Host
 from fwk.interfaces.loader import Checkpoint, Loader, LoaderContext, ModelSource
@@ -62,6 +62,8 @@ def locate(config: Config, plugins: PluginSet, progress: Callable[[str], None]) 
     for item, source in sources:
         path = source.fetch(name, config.model.revision, folder, progress)
         if path is not None:
+            if not path.exists():
+                raise PluginFault(f"model source {item.label} answered {path} in fetch, where there is nothing")
             return path
         asked.append(item.name)
     raise ModelLoadError(
