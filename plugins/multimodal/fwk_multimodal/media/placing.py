@@ -181,7 +181,7 @@ class MediaPlacer:
                 Media(key, items[piece.item].kind, piece.start, piece.length, str(path), i, is_span=self._has_spans)
             )
         arrays = {f"{i}.{name}": x for i, piece in enumerate(placed.media) for name, x in piece.arrays.items()}
-        np.savez(path, allow_pickle=False, **arrays)
+        np.savez(path, allow_pickle=False, who=np.array(self._label), **arrays)
         return PlacedPrompt(placed.token_ids, media)
 
 

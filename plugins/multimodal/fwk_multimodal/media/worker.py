@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -11,12 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fwk.errors import EngineDead
+from fwk.errors import EngineDead, FwkError, PluginFault, one_line_traceback
 from fwk.interfaces.feature import LoadedModel, ModelBuild, WorkerPart, WorkerPartContext
 from fwk.interfaces.model import Model, ModelContext
 from fwk.interfaces.multimodal import POSITION_PLANES, POSITION_SHIFT, Media
 from fwk.types import Batch, ForwardBatch, Inserted, NewSequence
 from fwk_multimodal.media import PromptMedia
+
+log = logging.getLogger(__name__)
 
 
 class EncoderCache:
@@ -213,13 +216,29 @@ class MediaRows(WorkerPart):
             else:
                 found[item.key] = rows
         for kind, of_kind in missing.items():
-            made = self._model.encode(kind, [self._read(item) for item in of_kind.values()])
-            for item, rows in zip(of_kind.values(), made, strict=True):
-                if len(rows) != item.length:
-                    raise EngineDead(f"the model made {len(rows)} rows of media with {item.length} tokens")
+            for item, rows in zip(of_kind.values(), self._made(kind, [*of_kind.values()]), strict=True):
                 found[item.key] = rows
                 self._cache.put(item.key, rows)
         return found
+
+    def _made(self, kind: str, items: Sequence[Media]) -> Sequence[Tensor]:
+        """What the model encodes. Raises ``PluginFault`` in the name of the processor whose arrays it cannot."""
+        who = f"multimodal processor {self._payloads[items[0].payload]['who']}"
+        try:
+            made = self._model.encode(kind, [self._read(item) for item in items])
+        except (FwkError, MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            told = f"{type(self._model).__name__} raised {type(error).__name__} for the arrays that {who} answered"
+            log.error("%s: %s", told, one_line_traceback(error))
+            raise PluginFault(f"{told} in process") from error
+        found, wanted = [len(rows) for rows in made], [item.length for item in items]
+        if found != wanted:
+            raise PluginFault(
+                f"{type(self._model).__name__} made {found} rows of the arrays that {who} answered in process, which "
+                f"stand for {wanted} tokens"
+            )
+        return made
 
     def _read(self, item: Media) -> dict[str, Tensor]:
         """The arrays of a piece of media, by name."""
