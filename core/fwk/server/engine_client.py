@@ -18,7 +18,7 @@ import zmq
 from fwk.config import Config
 from fwk.config.wire import to_plain
 from fwk.engine.process import LaunchSpec
-from fwk.errors import EngineDead, InvalidRequest
+from fwk.errors import EngineDead, InvalidRequest, PluginFault
 from fwk.interfaces.engine_pool import Engine, Receiver
 from fwk.server.engine_process import EngineProcess
 from fwk.types import (
@@ -306,7 +306,8 @@ class EngineClient(Engine):
     def _note(self, stats: EngineStats) -> None:
         self.stats = stats
         if self.on_stats is not None:
-            self.on_stats(stats)
+            with contextlib.suppress(PluginFault):  # of a pool: the log has it
+                self.on_stats(stats)
 
     def _deliver(self, events: list[TokenEvent]) -> None:
         by_request: dict[str, list[TokenEvent]] = {}
