@@ -52,6 +52,18 @@ KINDS: dict[str, tuple[str, str]] = {
 }
 
 
+def write_config(folder: Path) -> Path:
+    """What the dummy loader needs of such a model; no weights."""
+    text = {"model_type": "llama", "rms_norm_eps": 1e-5, **SMALL}
+    config = {
+        **{"architectures": ["Idefics3ForConditionalGeneration"], "model_type": "idefics3", "dtype": "float32"},
+        **{"text_config": text, "vision_config": VISION, "image_token_id": IMAGE_ID, "scale_factor": 2},
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    _write_texts(folder)
+    return folder
+
+
 def write_vision(folder: Path, kind: str = "idefics3", **changes: Any) -> transformers.PreTrainedModel:
     """A checkpoint with a tokeniser of bytes, a template and the processor's settings; returns the reference.
 
@@ -67,12 +79,16 @@ def write_vision(folder: Path, kind: str = "idefics3", **changes: Any) -> transf
     model = getattr(transformers, model_type)(config).eval()
     randomise(model)
     model.save_pretrained(folder)
+    _write_texts(folder)
+    return model
+
+
+def _write_texts(folder: Path) -> None:
     tokenizer = build_tokenizer(IMAGE_ID, str(folder))
     tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIALS])
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     (folder / "preprocessor_config.json").write_text(json.dumps(PREPROCESSOR))
-    return model
 
 
 def reference_processor(folder: Path, **changes: Any) -> Any:

@@ -48,6 +48,13 @@ BASES = {
 """By hook: the module that declares the built-in, and its name."""
 
 
+FIRST = ("model_sources", "lora_sources", "multimodal_processors")
+"""Of those that no option names: asked before all others."""
+
+NUM_ENGINE_PARTS = 48
+"""Features that are alike but for their names: an engine's part that has failed once is asked no more."""
+
+
 def base(hook: str) -> Declaration:
     """The built-in's declaration."""
     module, name = BASES[hook]
@@ -59,7 +66,8 @@ def _declaring(hook: str) -> Callable[[], list[Declaration]]:
         changes: dict[str, Any] = (
             {"enabled_by": ("wrong_observer",), "options": ObserverOptions} if hook == "observers" else {}
         )
-        own = {"name": NAME, "load": f"fwk_wrong.spoil:{hook}", "rank": -100, "options": None, "switches": ()} | changes
+        rank = 1000 if hook in FIRST else -100
+        own = {"name": NAME, "load": f"fwk_wrong.spoil:{hook}", "rank": rank, "options": None, "switches": ()} | changes
         return [replace(base(hook), **own)]
 
     declare.__name__ = hook
@@ -79,9 +87,9 @@ class PoolOptions(Options):
 
 
 class FeatureParams(BaseModel):
-    """The request field that has the feature take part."""
+    """The request field that has a feature take part: its number, of which ``wrong`` is the first."""
 
-    wrong_feature: bool = Field(False)
+    wrong_feature: int = Field(0)
 
 
 NAME = "wrong"
@@ -102,6 +110,10 @@ def dialects() -> list[DialectSpec]:
 
 @hookimpl
 def features() -> list[FeatureSpec]:
-    parts = {part: f"fwk_wrong.spoil:{part}_part" for part in ("server", "engine", "worker")}
+    parts: dict[str, Any] = {part: f"fwk_wrong.spoil:{part}_part" for part in ("server", "engine", "worker")}
     wire = Wire(Told, Told, Told, Told, Told, Told)
-    return [FeatureSpec(name=NAME, **parts, wire=wire, params=FeatureParams)]
+    others = [
+        FeatureSpec(name=f"{NAME}{number}", server=parts["server"], engine=f"fwk_wrong.spoil:engine{number}", wire=wire)
+        for number in range(2, NUM_ENGINE_PARTS + 2)
+    ]
+    return [FeatureSpec(name=NAME, **parts, wire=wire, params=FeatureParams), *others]

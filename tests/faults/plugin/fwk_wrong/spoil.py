@@ -20,8 +20,9 @@ from fastapi import FastAPI
 from fwk.interfaces.dialect import Dialect
 from fwk.interfaces.engine_pool import EnginePool
 from fwk.interfaces.feature import EnginePart, RequestPart, ServerPart, WorkerPart
+from fwk.interfaces.kv_transfer import Transfer
 from fwk_wrong import BASES, NAME, base
-from fwk_wrong.wire import Told
+from fwk_wrong.wire import Other, Told
 
 ORDER = Path(os.environ.get("WRONG_ORDER") or Path(os.environ.get("TMPDIR", "/tmp")) / "order.json")
 """``{"method": "cache.match", "kind": "raises"}``, until it is carried out."""
@@ -50,6 +51,10 @@ def _filled(number: int) -> Callable[[Any], Any]:
     return lambda answer: answer.clone().fill_(number)
 
 
+def _with_arrays(placed: Any, change: Callable[[Any], Any]) -> Any:
+    return replace(placed, media=[replace(piece, arrays=change(piece.arrays)) for piece in placed.media])
+
+
 KINDS: dict[str, Callable[[Any], Any]] = {
     "raises": _raise,
     "exits": _exit,
@@ -63,6 +68,19 @@ KINDS: dict[str, Callable[[Any], Any]] = {
     "dtype": lambda answer: answer.bool(),
     "huge": _filled(10**6),
     "negative": _filled(-7),
+    "shorter": lambda answer: answer[:-1],
+    "longer": lambda answer: [*answer, *answer],
+    "one too many": lambda answer: answer + 1,
+    "below zero": lambda answer: -1,
+    "nowhere": lambda answer: Path("/srv/nothing/is/here"),
+    "a struct of another": lambda answer: Other(),
+    "token outside": lambda placed: replace(placed, token_ids=[10**6, *placed.token_ids[1:]]),
+    "overlapping": lambda placed: replace(placed, media=[*placed.media, placed.media[0]]),
+    "item outside": lambda placed: replace(placed, media=[replace(piece, item=7) for piece in placed.media]),
+    "no arrays": lambda placed: _with_arrays(placed, lambda arrays: {}),
+    "narrow arrays": lambda placed: _with_arrays(placed, lambda arrays: {k: x[..., :1] for k, x in arrays.items()}),
+    "lists": lambda placed: _with_arrays(placed, lambda arrays: {k: x.tolist() for k, x in arrays.items()}),
+    "unknown key": lambda ended: [Transfer("of nobody", is_whole=True)],
     "hangs": lambda answer: time.sleep(3600),
     "SIGSEGV": _crash(signal.SIGSEGV),
     "SIGABRT": _crash(signal.SIGABRT),
@@ -115,10 +133,10 @@ def _spoiled(method: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 
 def _overridden(cls: type[Any]) -> Iterator[str]:
-    """What a class of a built-in does otherwise than its interface, or that has no default."""
+    """What a class of a built-in does otherwise than its interface, or that has no default, and ``register``."""
     for name in dir(cls):
         owner = next(c for c in cls.__mro__ if name in c.__dict__)
-        if not owner.__module__.startswith("fwk.interfaces"):
+        if not owner.__module__.startswith("fwk.interfaces") or name == "register":
             yield name
 
 
@@ -158,9 +176,18 @@ class WrongRequestPart(RequestPart):
         return Told()
 
 
+class WrongPool(EnginePool):
+    """Tells its own numbers, as one of several engines does."""
+
+    def __init__(self, context: Any) -> None:
+        super().__init__(context)
+        self.below[0].on_stats = lambda stats: self.on_stats(self.stats)
+
+
 class WrongServer(ServerPart):
     def open(self, item: Any, caller: str) -> RequestPart | None:
-        return SpoiledRequest() if item.sampling.extra.get("wrong_feature") else None
+        number = int(self.context.name.removeprefix(NAME) or 1)
+        return SpoiledRequest() if item.sampling.extra.get("wrong_feature") == number else None
 
 
 class WrongEngine(EnginePart):
@@ -189,7 +216,7 @@ class WrongWorker(WorkerPart):
 
 SpoiledRequest = spoiled(WrongRequestPart, "request")
 _OWN = {
-    "engine_pools": lambda: spoiled(EnginePool, "engine_pools"),
+    "engine_pools": lambda: spoiled(WrongPool, "engine_pools"),
     "dialects": lambda: spoiled(WrongDialect, "dialects"),
     "server_part": lambda: spoiled(WrongServer, "server"),
     "engine_part": lambda: spoiled(WrongEngine, "engine"),
@@ -202,6 +229,8 @@ def __getattr__(name: str) -> Any:
         made = _made(name)
     elif name in _OWN:
         made = _OWN[name]()
+    elif name.startswith("engine"):
+        made = spoiled(WrongEngine, name)
     else:
         raise AttributeError(name)
     globals()[name] = made
