@@ -459,7 +459,7 @@ def test_a_part_in_the_engine_that_fails_ends_its_own_requests_alone(
 
 WRONG: dict[str, tuple[Any, tuple[Any, ...], Any]] = {
     "concerns": (None, ("request",), False),
-    "cache_ids": ([1.5], ("request",), None),
+    "cache_ids": ([1.5], (SimpleNamespace(prompt_token_ids=[1]),), None),
     "matchable": (-1, ("sequence", 5), 5),
     "cached": ("two", ("sequence", 5), 5),
     "limit": (None, ("sequence", 3, 5), 5),

@@ -223,20 +223,22 @@ class MediaRows(WorkerPart):
 
     def _made(self, kind: str, items: Sequence[Media]) -> Sequence[Tensor]:
         """What the model encodes. Raises ``PluginFault`` in the name of the processor whose arrays it cannot."""
-        who = f"multimodal processor {self._payloads[items[0].payload]['who']}"
+        file = self._payloads[items[0].payload]
         try:
             made = self._model.encode(kind, [self._read(item) for item in items])
         except (FwkError, MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:
-            told = f"{type(self._model).__name__} raised {type(error).__name__} for the arrays that {who} answered"
+            told = (
+                f"{type(self._model).__name__} raised {type(error).__name__} for the arrays that {_who(file)} answered"
+            )
             log.error("%s: %s", told, one_line_traceback(error))
             raise PluginFault(f"{told} in process") from error
         found, wanted = [len(rows) for rows in made], [item.length for item in items]
         if found != wanted:
             raise PluginFault(
-                f"{type(self._model).__name__} made {found} rows of the arrays that {who} answered in process, which "
-                f"stand for {wanted} tokens"
+                f"{type(self._model).__name__} made {found} rows of the arrays that {_who(file)} answered in process, "
+                f"which stand for {wanted} tokens"
             )
         return made
 
@@ -250,3 +252,8 @@ class MediaRows(WorkerPart):
         """One of them, on the host; None: there is none of this name."""
         file, key = self._payloads[item.payload], f"{item.index}.{name}"
         return file[key] if key in file.files else None
+
+
+def _who(file: Any) -> str:
+    """What messages call the processor that made the arrays of a payload."""
+    return f"multimodal processor {file['who']}" if "who" in file.files else "the multimodal processor"
