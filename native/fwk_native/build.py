@@ -194,6 +194,39 @@ class _Terminated(BaseException):
     """SIGTERM came during a build."""
 
 
+class _Start:
+    """Whether the main thread starts a compiler: one that was interrupted at that could not be ended by anybody."""
+
+    is_under_way = False
+    is_over = False
+    """SIGTERM came meanwhile."""
+
+
+_start = _Start()
+
+
+def _started(command: list[str]) -> subprocess.Popen[str]:
+    """Raises ``_Terminated``, with nothing left, if SIGTERM came meanwhile."""
+
+    def start() -> subprocess.Popen[str]:
+        return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+    if threading.current_thread() is not threading.main_thread():
+        return start()
+    process = None
+    _start.is_under_way, _start.is_over = True, False
+    try:
+        process = start()
+    finally:
+        _start.is_under_way = False
+        if _start.is_over:
+            if process is not None:
+                with process:
+                    process.kill()
+            raise _Terminated
+    return process
+
+
 @contextmanager
 def _termination_delayed(source: Path) -> Iterator[None]:
     """SIGTERM ends the compiler and removes its files, and then does what it would have done.
@@ -205,7 +238,10 @@ def _termination_delayed(source: Path) -> Iterator[None]:
         return
 
     def stop(*_: object) -> None:
-        raise _Terminated
+        if _start.is_under_way:
+            _start.is_over = True
+        else:
+            raise _Terminated
 
     before = signal.signal(signal.SIGTERM, stop)
     try:
@@ -235,7 +271,7 @@ def _run(command: list[str], source: Path, bar: ProgressBar | None) -> None:
 def _waited_for(command: list[str], bar: ProgressBar | None) -> tuple[int, str]:
     """A command's exit code, and what it wrote to standard error."""
     step = BAR_EVERY if bar is not None and bar.is_shown else compiler.TIMEOUT
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+    with _started(command) as process:
         end = time.monotonic() + compiler.TIMEOUT
         try:
             while True:

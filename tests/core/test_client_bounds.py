@@ -189,6 +189,7 @@ CONNECTS = {
     "plugins/observability/fwk_observability/prometheus/push.py": "reads no body, follows no redirect",
     "plugins/observability/fwk_observability/otel/observer.py": "bound_requests",
     "plugins/executors/fwk_executors/_common/torch_group.py": "torch, to the other ranks of one engine",
+    "plugins/executors/fwk_executors/ray/cluster.py": "a look whether a cluster listens, then Ray; reads nothing",
     "plugins/executors/fwk_executors/processes/member.py": "nodes, by their secret",
     "plugins/loaders/fwk_loaders/remote_instance/connection.py": "deadlines, and sizes that its index tells",
     "plugins/loaders/fwk_loaders/hub/source.py": "bound_httpx",

@@ -82,7 +82,7 @@ def test_every_command_of_a_guide_exists(page: Path) -> None:
             elif words[0] in ("pip", ".venv/bin/pip"):
                 assert words[1] in ("install", "download", "wheel")
             else:
-                assert words[0] in ("python3", "podman", "uv", "pipx", "mkdir", "etcd", "apt-get") or words[
+                assert words[0] in ("python3", "podman", "uv", "pipx", "mkdir", "etcd", "ray", "apt-get") or words[
                     0
                 ].startswith("deploy/"), words
             for word in words:

@@ -12,6 +12,8 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -190,6 +192,28 @@ def test_sigterm_during_a_build_leaves_nothing(cache: Path, tmp_path: Path, monk
         while compiling.status() != psutil.STATUS_ZOMBIE:  # ended, and whoever adopted it has not looked yet
             assert time.monotonic() < deadline, "the compiler goes on"
             time.sleep(0.02)
+
+
+def test_sigterm_while_a_compiler_is_started_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The signal comes before ``Popen`` has told of the process."""
+    begun: list[subprocess.Popen[str]] = []
+    real = subprocess.Popen
+
+    def slow(*words: Any, **settings: Any) -> Any:
+        begun.append(real(*words, **settings))
+        os.kill(os.getpid(), signal.SIGTERM)
+        return begun[0]
+
+    monkeypatch.setattr(build, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": slow}))
+    ended: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: ended.append(number))
+    try:
+        with pytest.raises(PluginError, match="as the process is to end"), build._termination_delayed(Path("k.cpp")):
+            build._waited_for(["sleep", "60"], None)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert ended == [signal.SIGTERM]
+    assert begun[0].returncode == -signal.SIGKILL
 
 
 def test_a_disk_that_is_full_is_said(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,8 @@ class LocalSource(ModelSource):
             path = Path(name).expanduser()
             exists = path.exists()
         except (OSError, RuntimeError, ValueError) as error:  # unreadable parent, unknown ~user, NUL in the name
-            raise ModelLoadError(f"model {name!r}: cannot be read as a path: {error}") from error
+            why = getattr(error, "strerror", None) or error  # the name is told once
+            raise ModelLoadError(f"model {name!r}: cannot be read as a path: {why}") from error
         if exists and revision is not None:
             raise ModelLoadError(f"--revision {revision}: {name!r} is on this machine and has none: leave it out")
         if exists:
