@@ -224,6 +224,7 @@ def _started(command: list[str]) -> subprocess.Popen[str]:
                 with process:
                     process.kill()
             raise _Terminated
+    assert process is not None, "else its error was raised"
     return process
 
 
