@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -23,14 +24,18 @@ NOISE = 20.0
 
 
 def ends(*words: str, temporary: Path | None = None, python_path: str | None = None) -> tuple[int, str]:
-    """Exit code and last line of ``fwk serve`` with these words; it must end soon and speak plainly."""
+    """Exit code and last line of ``fwk serve`` with these words; it must end soon and speak plainly.
+
+    Once an engine has begun, the line is one of the log's, and what the log tells besides is left out.
+    """
     environment = {**os.environ, **({"TMPDIR": str(temporary)} if temporary else {})}
     if python_path is not None:
         environment["PYTHONPATH"] = python_path
     started = time.monotonic()
     ended = run_fwk("serve", "--device", "cpu", "--load-format", "dummy", *words, environment=environment)
     assert time.monotonic() - started < SOON + NOISE
-    lines = [line for line in ended.stderr.splitlines() if not line.startswith("fwk: warning: ")]
+    lines = [re.sub(r"^[-0-9]{10} [:,0-9]{12} CRITICAL ", "", line) for line in ended.stderr.splitlines()]
+    lines = [line for line in lines if not line.startswith("fwk: warning: ") and " INFO " not in line]
     assert "Traceback" not in ended.stderr
     assert lines[-1].startswith(("fwk: error: ", "fwk serve: error: ")), ended.stderr
     return ended.returncode, lines[-1]
