@@ -1,6 +1,6 @@
 """Every exception fwk raises on purpose. Each message names the thing and what to do about it.
 
-Those that packages beside core raise, too, are defined in ``fwk_errors``.
+Those that packages alongside core raise, too, are defined in ``fwk_errors``.
 """
 
 from __future__ import annotations

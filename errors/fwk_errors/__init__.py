@@ -1,4 +1,4 @@
-"""Errors that are meant for a person to read, for core and the packages beside it: base classes, and exit codes.
+"""Errors that are meant for a person to read, for core and the packages alongside it: base classes, and exit codes.
 
 Core has these as ``fwk.errors``, along with its own of requests and engines. Nothing is imported here.
 """

@@ -46,7 +46,7 @@ class Writer(Protocol):
     """Shows one answer."""
 
     def write(self, piece: str) -> None:
-        """The answer goes on with ``piece``."""
+        """The answer continues with ``piece``."""
 
     def close(self) -> None:
         """The answer is over."""

@@ -84,7 +84,7 @@ class CommandCompleter(Completer):
 
 
 def _history() -> History:
-    """What was said in earlier sessions, for nobody else to read; a home that cannot be written to costs that alone."""
+    """Messages of earlier sessions, readable by their user alone; a home that cannot be written to costs that alone."""
     folder = Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "fwk"
     file = folder / "chat_messages"
     try:
@@ -112,7 +112,7 @@ class MarkdownWriter:
         self._live.start()
 
     def write(self, piece: str) -> None:
-        """The answer goes on with ``piece``."""
+        """The answer continues with ``piece``."""
         self._text += _CONTROLS.sub("", piece)
         if "\n" in piece:
             block, self._text = complete_blocks(self._text)

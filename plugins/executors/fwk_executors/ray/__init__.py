@@ -93,7 +93,7 @@ def executors() -> list[ExecutorSpec]:
             name="ray",
             load="fwk_executors.ray.executor:RayExecutor",
             max_tp_size=None,
-            # whoever reaches a Ray may run code on its nodes: 2.60 asks for a token by itself
+            # who reaches a Ray may run code on its nodes: 2.60 asks for a token by default
             needs=Needs(packages=("ray>=2.60,<3",)),
             options=RayOptions,
             local_options=frozenset({"ray_address", "ray_timeout"}),

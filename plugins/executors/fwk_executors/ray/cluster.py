@@ -37,7 +37,7 @@ OF_A_NEW_ONE = {
     "RAY_enable_metrics_collection": "0",
     "RAY_prestart_worker_first_driver": "0",
 }
-"""Environment of a Ray that is started here: it reports to nobody, and starts no process that is not a rank."""
+"""Environment of a Ray that is started here: it sends no usage statistics, and starts no process that is not a rank."""
 
 
 def connect(address: str | None, num_cpus: int) -> bool:
