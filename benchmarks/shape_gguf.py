@@ -89,7 +89,11 @@ def _metadata(writer: gguf.GGUFWriter, config: dict[str, Any], folder: Path) -> 
         writer.add_expert_count(experts)
         writer.add_expert_used_count(config["num_experts_per_tok"])
         writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
-    model = json.loads((folder / "tokenizer.json").read_text())
+    add_tokenizer(writer, json.loads((folder / "tokenizer.json").read_text()), config["eos_token_id"])
+
+
+def add_tokenizer(writer: gguf.GGUFWriter, model: dict[str, Any], end: int) -> None:
+    """``model``: a tokenizer.json of one token per byte, whose token before ``end`` begins a text."""
     special = {token["id"] for token in model["added_tokens"]}
     tokens = sorted(model["model"]["vocab"].items(), key=lambda item: item[1])
     writer.add_tokenizer_model("gpt2")
@@ -101,8 +105,8 @@ def _metadata(writer: gguf.GGUFWriter, config: dict[str, Any], folder: Path) -> 
     writer.add_token_list(texts)
     writer.add_token_types([gguf.TokenType.CONTROL if i in special else gguf.TokenType.NORMAL for _, i in tokens])
     writer.add_token_merges([MERGE])
-    writer.add_bos_token_id(config["bos_token_id"])
-    writer.add_eos_token_id(config["eos_token_id"])
+    writer.add_bos_token_id(end - 1)
+    writer.add_eos_token_id(end)
     writer.add_add_bos_token(False)
 
 

@@ -24,13 +24,12 @@ import time
 from contextlib import ExitStack
 from typing import Any
 
+from benchmarks.peers.engines import TORCH_ISA, isa_environment
 from benchmarks.peers.page import machine
 
 PROMPTS = (16, 128, 1024)
 BATCHES = (1, 2, 4, 8, 32)
 CONTEXT = 128
-TORCH_ISA = {"avx2": ("AVX2", "avx2"), "avx2_vnni": ("AVX2_VNNI", "avx2"), "avx512": ("AVX512_CORE", "avx512")}
-"""For each of ours: the most that oneDNN and torch may use."""
 
 
 def work(dtype: str, quantization: str) -> None:
@@ -120,10 +119,7 @@ def main() -> None:
     if arguments.bounds:
         counts_cpu, formats = arguments.clock == "cpu", arguments.bounds.split(",")
         return bounds(formats, arguments.shape, arguments.isa, arguments.rounds, counts_cpu=counts_cpu)
-    environment = os.environ | {"OMP_NUM_THREADS": str(len(cores))}
-    if arguments.isa:
-        onednn, aten = TORCH_ISA[arguments.isa]
-        environment |= {"FWK_CPU_ISA": arguments.isa, "ONEDNN_MAX_CPU_ISA": onednn, "ATEN_CPU_CAPABILITY": aten}
+    environment = os.environ | {"OMP_NUM_THREADS": str(len(cores))} | isa_environment(arguments.isa)
     ways = {"native": {}, "torch": {"CXX": "no-compiler"}}
     command = [sys.executable, "-m", "benchmarks.shapes", "--worker", "--dtype", arguments.dtype]
     command += ["--quantization", arguments.quantization]

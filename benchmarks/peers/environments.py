@@ -10,7 +10,7 @@ import tarfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks import model_shapes, shape_gguf
+from benchmarks import model_shapes, packed_shapes, shape_gguf
 from benchmarks.peers import folder
 from fwk.errors import ConfigError
 from fwk.setup.checkpoint import OpenedModel
@@ -18,6 +18,7 @@ from fwk.setup.checkpoint import OpenedModel
 TORCH = "torch==2.13.0+cpu"
 VLLM = "0.32.0"
 LLAMA = "11434.0.0"
+LLAMA_WHEEL = "2026.10.11549"
 OPENVINO = "2026.4.1.0"
 TRANSFORMERS = "5.23.0"
 OPTIMUM = "2.2.0"
@@ -82,6 +83,20 @@ class Environments:
             self._run(f"{name}-{kind}", [str(quantize), str(source), str(part), kind])
         part.rename(made)
         return made
+
+    def packed(self, name: str, mix: str) -> Path:
+        """Random weights in a shape of ``benchmarks.packed_shapes``: a GGUF file in one of its ``FORMATS``."""
+        made = self.root / "models" / f"packed-{name}-{mix}.gguf"
+        if not made.exists():
+            part = made.with_suffix(".part")
+            self._say(f"making {made.name}")
+            packed_shapes.write(part, packed_shapes.SHAPES[name], mix)
+            part.rename(made)
+        return made
+
+    def llama_wheel(self) -> Path:
+        """A Python with llama.cpp's server as its makers of wheels compiled it: for AVX2."""
+        return self._environment("xllamacpp", [f"xllamacpp=={LLAMA_WHEEL}"])
 
     def llama(self, program: str = "llama-server") -> Path:
         """llama.cpp, compiled for this machine."""

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from benchmarks.peers.engines import PACKED
 from benchmarks.peers.rounds import Record
 
 RATE, TTFT = "tokens/s", "TTFT p50"
@@ -28,6 +29,8 @@ class Goal:
     def wanted(self) -> str:
         return f">= {self.factor:g} x" if self.measure == RATE else f"<= {1 / self.factor:.3g} x"
 
+
+PACKED_GOALS = {"moe": 1.1, "qwen3next-0.8b": 1.2, "mamba2-370m": 1.2, "lfm2-350m": 1.2}
 
 GOALS = (
     Goal("S1", "fwk bf16", RATE, ("OpenVINO bf16",), 1.2),
@@ -55,6 +58,12 @@ GOALS = (
     Goal("BP", "fwk 1B Q4_K_M", TTFT, ("llama.cpp 1B Q4_K_M",), 2.3),
     Goal("M1", "fwk MoE Q4_K_M", RATE, ("llama.cpp MoE Q4_K_M",), 1.0),
     Goal("M16", "fwk MoE Q4_K_M", RATE, ("llama.cpp MoE Q4_K_M",), 1.0),
+    *(
+        Goal(
+            name, f"fwk packed {shape} {mix}", RATE, (f"llama.cpp packed {shape} {mix}",), PACKED_GOALS.get(shape, 1.05)
+        )
+        for name, (shape, mix, _) in PACKED.items()
+    ),
 )
 
 

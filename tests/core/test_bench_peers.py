@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from benchmarks import packed_shapes
 from benchmarks.peers import environments, folder
 from benchmarks.peers.engines import Engine
 from benchmarks.peers.goals import RATE, TTFT, Goal, judge, ratios
@@ -26,6 +28,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
+from fwk import LLM, SamplingParams
 from fwk.errors import ConfigError
 from fwk_kit.bench.load import Reply
 from fwk_kit.bench.servers import Running
@@ -263,6 +266,20 @@ def test_the_folder_holds_the_numbers_the_loader_gives(tmp_path: Path, tokenizer
     written = json.loads((tmp_path / "hf" / "config.json").read_text())
     assert (written["dtype"], "absent" in written) == ("bfloat16", False)
     assert json.loads((tmp_path / "hf" / "tokenizer_config.json").read_text())["chat_template"] == "{{ messages }}"
+
+
+@pytest.mark.gate(2)
+@pytest.mark.parametrize("architecture", sorted({shape.architecture for shape in packed_shapes.SHAPES.values()}))
+def test_a_packed_file_is_served(architecture: str, tmp_path: Path) -> None:
+    """Fewer layers and tokens of the least shape of an architecture; every tensor is read, and every value finite."""
+    shape = min((s for s in packed_shapes.SHAPES.values() if s.architecture == architecture), key=lambda s: s.hidden)
+    small = replace(shape, hidden=256, layers=4, vocab=512, inner=shape.inner and 256, experts=shape.experts and 4)
+    packed_shapes.write(tmp_path / "m.gguf", small, "Q4_K_M")
+    with LLM(str(tmp_path / "m.gguf"), max_total_tokens=256, dtype="float32") as llm:
+        [output] = llm.generate([[5, 6, 7]], SamplingParams(max_tokens=3, ignore_eos=True, logprobs=1))
+    assert output.logprobs is not None
+    assert len(output.token_ids) == 3
+    assert all(math.isfinite(entry.logprob) for entry in output.logprobs)
 
 
 def test_llama_keeps_its_tile_configuration(tmp_path: Path) -> None:
