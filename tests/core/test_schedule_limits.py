@@ -58,6 +58,23 @@ def test_a_step_with_enough_prompts_starts_no_further_one() -> None:
     assert new_tokens(engine) == [[4, 6], [1, 3, 2], [1, 1, 3], [1]], "begun ones count, decoding does not"
 
 
+def test_while_sequences_decode_prompts_are_cut() -> None:
+    """A step of the fake engine takes 10 ms and one more for each token: 16 make one of 11 ms 2.5 times as long."""
+    engine = make_engine(step_tokens=60, chunk_tokens=60, max_decode_gap=2.5, cache="none")
+    ask(engine, "a", 40, 30)
+    for _ in range(8):
+        step(engine)
+    for name in ("b", "c"):
+        ask(engine, name, 80, 2)
+    finish(engine)
+    made = new_tokens(engine)
+    assert made[0] == [40], "nothing decodes"
+    mixed = [counts for counts in made if counts[0] == 1 and sum(counts) > len(counts)]
+    assert mixed
+    assert 8 <= max(sum(count for count in counts if count > 1) for counts in mixed) <= 16
+    assert sum(map(sum, made)) == 40 + 29 + 2 * (80 + 1)
+
+
 def test_chunked_prefill_size_bounds_a_prompts_part_of_a_step() -> None:
     engine = make_engine(step_tokens=30, chunk_tokens=7, cache="none")
     ask(engine, "a", 20, 1)
@@ -175,21 +192,28 @@ def test_hints_are_checked_at_the_door(service: Service, field: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "given", "expected", "start"),
+    ("device", "given", "expected", "start", "gap"),
     [
-        ("cpu", {}, 512, 16),
-        ("cpu", {"max_running_requests": 300}, 600, 16),
-        ("cpu", {"max_prefill_tokens": 100, "max_start_tokens": 20}, 100, 20),
-        ("cuda", {}, 2048, 2048),
-        ("cuda", {"max_start_tokens": 1}, 2048, 1),
+        ("cpu", {}, 512, 16, 2.5),
+        ("cpu", {"max_running_requests": 300}, 600, 16, 2.5),
+        ("cpu", {"max_prefill_tokens": 100, "max_start_tokens": 20, "max_decode_gap": 4}, 100, 20, 4),
+        ("cpu", {"max_decode_gap": 0}, 512, 16, None),
+        ("cuda", {}, 2048, 2048, None),
+        ("cuda", {"max_start_tokens": 1, "max_decode_gap": 3}, 2048, 1, 3),
     ],
 )
 def test_how_many_tokens_a_step_has_unless_it_is_said(
-    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, device: str, given: dict[str, object], expected: int, start: int
+    tiny_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    given: dict[str, object],
+    expected: int,
+    start: int,
+    gap: float | None,
 ) -> None:
     plugins = discover()
     config = build_config(plugins, {"model": str(tiny_folder), "load_format": "dummy", **given})
     monkeypatch.setattr("torch.cuda.is_available", lambda: device == "cuda")
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (9, 0))
     setup = resolve.resolve(config, open_model(config, plugins, print), plugins)
-    assert (setup.max_step_tokens, setup.max_start_tokens) == (expected, start)
+    assert (setup.max_step_tokens, setup.max_start_tokens, setup.max_decode_gap) == (expected, start, gap)

@@ -122,6 +122,7 @@ class EngineMachine(RuleBasedStateMachine):
         is_mixed=st.booleans(),
         admission_interval=st.sampled_from([1, 1, 4]),
         max_start_tokens=st.sampled_from([None, 1, 6]),
+        max_decode_gap=st.sampled_from([None, 1.0, 2.5]),
         num_window_groups=st.sampled_from([0, 0, 1, 2]),
         window=st.sampled_from([1, 4, 7, 16]),
         num_state_places=st.sampled_from([None, None, 0, 1, 2, 6]),

@@ -195,6 +195,13 @@ class EngineOptions(Options):
         ge=1,
         le=2**20,
     )
+    max_decode_gap: float | None = option(
+        None,
+        "While sequences decode, prompts are cut so that a step takes at most so many times one without them; 0: no "
+        "bound (default: none; on a CPU 2.5).",
+        ge=0,
+        le=1000,
+    )
     prefill_max_requests: int | None = option(
         None,
         "Prompts computed in one step, from which it starts no further one (default: no limit).",

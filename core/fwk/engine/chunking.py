@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fwk.engine.admission import Admission
 from fwk.engine.kv_block_manager import KVBlockManager
+from fwk.engine.pace import Pace
 from fwk.engine.plan import Limits
 from fwk.engine.sequence import Sequence
 
@@ -15,11 +16,27 @@ class Chunking:
         self._limits = limits
         self._kv_blocks = kv_blocks
         self._queue = queue
+        self.pace = Pace(limits.max_decode_gap)
+        self._room = self._rest = 0
+
+    def begin_step(self, num_decoding: int, budget: int) -> None:
+        """A step has ``budget`` tokens left beyond those that decode."""
+        self._room = self.pace.room(num_decoding, budget)
+        self._rest = budget - self._room  # that no prompt takes
 
     def size(self, sequence: Sequence, remaining: int, budget: int) -> int:
         """How many of a sequence's remaining tokens to compute in a step; 0 if it must be all and that is too many."""
         if self._limits.whole_prompts:
             return remaining if remaining <= budget else 0
+        paced = budget - self._rest
+        if not self._rest or self._limits.max_chunk_tokens is None:
+            return self._cut(sequence, remaining, budget)
+        most = self._cut(sequence, remaining, paced) if paced > 0 else 0
+        if most or paced < self._room:
+            return most
+        return self._cut(sequence, remaining, budget)  # the first of a step continues, whatever its parts ask for
+
+    def _cut(self, sequence: Sequence, remaining: int, budget: int) -> int:
         start = len(sequence.token_ids) - remaining
         if self._limits.max_chunk_tokens is None:
             most = 0 if budget < remaining <= self._limits.max_step_tokens else min(remaining, budget)

@@ -18,6 +18,8 @@ class Limits:
     ``max_start_tokens``: tokens of prompts in a step from which it starts no further prompt; None: as many as fit.
     ``max_prompts``: prompts in a step, begun ones included, from which it starts no further one; None: as many as fit.
     ``max_chunk_tokens`` of None: a prompt is cut only if it is longer than a step.
+    ``max_decode_gap``: a step with prompts takes at most so many times one in which the same sequences only decode;
+    None: no bound.
     ``conservativeness``: blocks kept free for each running sequence to grow when another one starts.
     ``is_mixed``: prompts and decoding may share a step; if not, they take turns.
     ``num_state_places``: states of recurrent layers that workers keep for the prefix cache, one every
@@ -44,6 +46,7 @@ class Limits:
     admission_interval: int = 1
     max_start_tokens: int | None = None
     max_prompts: int | None = None
+    max_decode_gap: float | None = None
     num_window_groups: int = 0
     window: int = 0
     num_state_places: int | None = None
@@ -59,10 +62,14 @@ class Limits:
 
 @dataclass(slots=True)
 class PlannedStep:
-    """A batch, and the sequences behind it in the same order, each with the number of its life between pre-emptions."""
+    """A batch, and the sequences behind it in the same order, each with the number of its life between pre-emptions.
+
+    ``counts``: sequences that decode, and tokens of prompts.
+    """
 
     batch: Batch
     sequences: list[tuple[Sequence, int]]
+    counts: tuple[int, int] = (0, 0)
 
 
 @dataclass(slots=True)
@@ -102,9 +109,13 @@ class Counters:
 
 @dataclass(slots=True)
 class StepPlan:
-    """A step while it is being put together. ``is_short``: a sequence did not get the blocks to continue."""
+    """A step while it is being put together. ``is_short``: a sequence did not get the blocks to continue.
+
+    ``counts``: as of ``PlannedStep``.
+    """
 
     budget: int
     is_short: bool = False
+    counts: tuple[int, int] = (0, 0)
     new: dict[Sequence, NewSequence] = field(default_factory=dict[Sequence, NewSequence])
     scheduled: dict[Sequence, ScheduledSequence] = field(default_factory=dict[Sequence, ScheduledSequence])

@@ -238,13 +238,15 @@ class Scheduler:
         self._freed_slots = []
         if self.limits.check_blocks:
             self.check()
-        return PlannedStep(batch, [(sequence, sequence.num_preemptions) for sequence in plan.scheduled])
+        sequences = [(sequence, sequence.num_preemptions) for sequence in plan.scheduled]
+        return PlannedStep(batch, sequences, plan.counts)
 
     def update(self, step: PlannedStep, result: StepResult) -> list[TokenEvent]:
         """Take in what a step made; returns the news for the callers. Results of ended sequences are dropped."""
         self._troubles = result.troubles
         self._kv_blocks.free_duplicate_blocks()
         self._counters.timed(result, has_drafts=any(s.draft_token_ids for s in step.batch.sequences))
+        self._chunking.pace.took(*step.counts, result.total_seconds)
         results = {r.slot: r for r in result.sequences}
         has_states = self.limits.num_state_places is not None
         events: list[TokenEvent] = []
@@ -343,6 +345,7 @@ class Scheduler:
     def _plan_prompts(self, plan: StepPlan, looks: bool) -> None:
         """Chunks of prompts under way, then of those that start, unless blocks have run out for somebody."""
         room, num_before = plan.budget, len(plan.scheduled)
+        self._chunking.begin_step(num_before, room)
         for sequence in list(self._running):
             if sequence.status is Status.RUNNING and not sequence.is_decoding and sequence not in plan.scheduled:
                 self._schedule_running(sequence, plan)
@@ -351,6 +354,7 @@ class Scheduler:
             free = sys.maxsize if self.limits.max_prompts is None else self.limits.max_prompts
             free -= len(plan.scheduled) - num_before
             self._admit_waiting(plan, 0 if most is None else room - most, free)
+        plan.counts = num_before, room - plan.budget
 
     def _schedule_running(self, sequence: Sequence, plan: StepPlan) -> None:
         if plan.budget <= 0 or sequence.is_last_token_launched:

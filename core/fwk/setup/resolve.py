@@ -51,7 +51,8 @@ class ModelSetup:
 
     ``reasons`` has a sentence for each way in which the run is not what ``auto`` would have liked best; ``refused``
     one for each plugin that cannot be had alongside the others, by family and name. ``max_step_tokens`` bounds a step,
-    and from ``max_start_tokens`` of prompts on it starts no further one.
+    from ``max_start_tokens`` of prompts on it starts no further one, and prompts make it at most ``max_decode_gap``
+    times as long.
     """
 
     opened: OpenedModel
@@ -61,6 +62,7 @@ class ModelSetup:
     refused: Mapping[str, Mapping[str, str]]
     max_step_tokens: int
     max_start_tokens: int
+    max_decode_gap: float | None
     block_size: int
 
     @property
@@ -104,7 +106,7 @@ def resolve(config: Config, opened: OpenedModel, plugins: PluginSet) -> ModelSet
     given = own_options(config.plugin_options, resolution.item("attention"))
     check_used(plugins, given, one_each | {"loaders": opened.loader})
     factory = PluginFactory(plugins, config.plugin_options, resolution)
-    step_tokens, start_tokens = _step_tokens(config.engine, opened, chosen.device)
+    step_tokens, start_tokens, gap = _step_tokens(config.engine, opened, chosen.device)
     check_run(factory, _feature_run(config, opened, factory, step_tokens))
     parts = {family: _parts(config, plugins, resolution, family).refusals() for family in PARTS}
     for item in _using(config, plugins):
@@ -117,7 +119,7 @@ def resolve(config: Config, opened: OpenedModel, plugins: PluginSet) -> ModelSet
             raise refused(f"{flags}{noun} {item.name!r} ({item.package}) cannot be used: {why}")
     refused = resolution.refusals() | parts
     told = (*opened.reasons, *reasons, *resolution.reasons())
-    return ModelSetup(opened, chosen, factory, told, refused, step_tokens, start_tokens, config.engine.page_size)
+    return ModelSetup(opened, chosen, factory, told, refused, step_tokens, start_tokens, gap, config.engine.page_size)
 
 
 def _feature_run(config: Config, opened: OpenedModel, factory: PluginFactory, step_tokens: int) -> FeatureRun:
@@ -147,18 +149,19 @@ def _is_local(factory: PluginFactory) -> bool:
     return item.declaration.is_local(factory.options(item))
 
 
-def _step_tokens(options: EngineOptions, opened: OpenedModel, device: Device) -> tuple[int, int]:
-    """How many tokens a step computes at most, and from how many of prompts on it starts no further one."""
+def _step_tokens(options: EngineOptions, opened: OpenedModel, device: Device) -> tuple[int, int, float | None]:
+    """``ModelSetup.max_step_tokens``, ``max_start_tokens`` and ``max_decode_gap``."""
     if opened.runner == "generate":
         defaults = device.defaults(opened.config.torch_dtype, options.max_running_requests)
-        most, start = defaults.step_tokens, defaults.start_tokens
+        most, start, gap = defaults.step_tokens, defaults.start_tokens, defaults.decode_gap
         if opened.served.encoder is not None:  # the longest prompt, alongside those that decode
             added = opened.served.encoder.max_added(options.page_size)
             most = max(most, opened.max_model_len + added + options.max_running_requests)
     else:
-        most, start = POOLED_STEP_TOKENS, None
+        most, start, gap = POOLED_STEP_TOKENS, None, None
     step_tokens = options.max_prefill_tokens or most
-    return step_tokens, options.max_start_tokens or start or step_tokens
+    gap = gap if options.max_decode_gap is None else options.max_decode_gap or None
+    return step_tokens, options.max_start_tokens or start or step_tokens, gap
 
 
 def explain_family(config: Config, opened: OpenedModel | None, plugins: PluginSet, family: str) -> Judgement:

@@ -143,7 +143,8 @@ class FakeWorker(Worker):
                 if end > len(known) - 1 and self.num_lookahead:  # a draft model writes here
                     self.memory[self._slots(s.slot, len(known) - 1, end)] = UNWRITTEN
                 results.append(SequenceResult(s.slot, tokens, draft_token_ids=drafts))
-        return StepResult(batch.step, results)
+        seconds = (10 + sum(scheduled.num_new_tokens for scheduled in batch.sequences)) / 1000
+        return StepResult(batch.step, results, total_seconds=seconds)
 
     def _begin_states(self, batch: Batch) -> None:
         if self.kept is None:

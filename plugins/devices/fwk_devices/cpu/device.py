@@ -18,6 +18,7 @@ from fwk_native import cpu_flags, huge_pages
 MEMORY_FRACTION = 0.1
 START_TOKENS = 16
 """Rows from which a CPU is bound by multiplications: computed together, prompts of so many tokens are all late."""
+DECODE_GAP = 2.5
 ALIGNMENT = 64
 """Bytes: where a layer's cache may begin."""
 
@@ -71,7 +72,7 @@ class Cpu(Device):
     def defaults(self, stored_dtype: str, max_running_requests: int) -> DeviceDefaults:
         """A CPU is at its limit of multiplications with a hundred rows: more make a step longer, nothing cheaper."""
         dtype, why = _dtype(stored_dtype)
-        return DeviceDefaults(dtype, MEMORY_FRACTION, max(512, 2 * max_running_requests), START_TOKENS, why)
+        return DeviceDefaults(dtype, MEMORY_FRACTION, max(512, 2 * max_running_requests), START_TOKENS, why, DECODE_GAP)
 
     def cache_memory(self, sizes: Sequence[int], device: torch.device) -> CacheMemory:
         return HugePages(sizes)
