@@ -60,18 +60,19 @@ class Line:
 
     def __init__(self) -> None:
         self.start = self.slope = 0.0
-        self._x = self._y = self._xx = self._xy = 0.0  # means
+        self._means: tuple[float, ...] = ()  # of x, y, x * x and x * y
 
     def add(self, x: float, y: float) -> None:
         if not self.slope:
-            self._x, self._y, self._xx, self._xy = x, y, x * x, x * y
+            self._means = x, y, x * x, x * y
             self.slope = y / x
             return
         y = min(y, OUTLIER * (self.start + self.slope * x))
-        for name, value in (("_x", x), ("_y", y), ("_xx", x * x), ("_xy", x * y)):
-            setattr(self, name, (1 - NEWS) * getattr(self, name) + NEWS * value)
-        variance = self._xx - self._x**2
+        news = x, y, x * x, x * y
+        self._means = tuple((1 - NEWS) * old + NEWS * new for old, new in zip(self._means, news, strict=True))
+        mean_x, mean_y, mean_xx, mean_xy = self._means
+        variance = mean_xx - mean_x**2
         if variance > FEWEST:  # else all are about as long, and tell nothing of another length
-            self.slope = max((self._xy - self._x * self._y) / variance, self._y / self._x / 8)
-        self.slope = min(self.slope, self._y / self._x)
-        self.start = self._y - self.slope * self._x
+            self.slope = max((mean_xy - mean_x * mean_y) / variance, mean_y / mean_x / 8)
+        self.slope = min(self.slope, mean_y / mean_x)
+        self.start = mean_y - self.slope * mean_x
