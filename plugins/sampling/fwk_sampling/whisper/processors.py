@@ -21,7 +21,10 @@ class SuppressTokens(LogitsProcessor):
         self._ids: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # [n] int64 each
 
     def add(self, slot: int, params: SamplingParams) -> bool:
-        always, first = (self._known(params.extra.get(f"{name}suppress_tokens")) for name in ("", "begin_"))
+        given = [params.extra.get(f"{name}suppress_tokens") for name in ("", "begin_")]
+        if not any(given):
+            return False
+        always, first = map(self._known, given)
         if not len(always) and not len(first):
             return False
         self._ids[slot] = always, np.union1d(always, first)
