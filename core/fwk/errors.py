@@ -14,6 +14,7 @@ from typing import Any
 
 from fwk_errors import ConfigError as ConfigError
 from fwk_errors import FwkError as FwkError
+from fwk_errors import InvalidRequest as InvalidRequest
 from fwk_errors import ModelLoadError as ModelLoadError
 from fwk_errors import PluginError as PluginError
 
@@ -26,17 +27,6 @@ class PortTaken(ConfigError):
 
 class PluginLoadError(PluginError):
     """A selected plugin failed to import, to declare or to build."""
-
-
-class InvalidRequest(FwkError):
-    """A request is wrong; ``param`` names the field as the client wrote it.
-
-    Raised at the door only: nothing has been queued, no block is held.
-    """
-
-    def __init__(self, message: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.param = param
 
 
 class RequestFailed(FwkError):

@@ -21,6 +21,7 @@ MODULES: Mapping[str, str] = {
     "fwk.interfaces.http": "fwk_http.replies",
     "fwk.interfaces.life": "fwk.interfaces.lifecycle",
     "fwk.interfaces.ranked": "fwk.interfaces.ranked_list",
+    "fwk.interfaces.tokenizer_bounds": "fwk_tokenizer.bounds",
     "fwk.layers": "fwk_layers",
     "fwk.layers.activation": "fwk_layers.activation",
     "fwk.layers.attention": "fwk_layers.attention",

@@ -35,3 +35,14 @@ class ModelLoadError(FwkError):
     def __init__(self, message: str) -> None:
         short = message if len(message) <= 2000 else f"{message[:1500]} ... {message[-490:]}"
         super().__init__("".join(letter if letter.isprintable() else " " for letter in short))
+
+
+class InvalidRequest(FwkError):
+    """A request is wrong; ``param`` names the field as the client wrote it.
+
+    Raised at the door only: nothing has been queued, no block is held.
+    """
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param

@@ -25,10 +25,10 @@ from fwk.errors import InvalidRequest
 from fwk.interfaces.grammar import Grammar, GrammarContext
 from fwk.interfaces.parser import ParserContext, ToolParser
 from fwk.plugins import load_object
-from fwk.text.vocabulary import byte_of_char
 from fwk_grammar.llguidance.backend import LLGuidanceBackend
 from fwk_kit.testing.base import installed
 from fwk_kit.testing.parsers import told
+from fwk_tokenizer.vocabulary import byte_of_char
 
 xgrammar = lazy("fwk_grammar.xgrammar.backend")
 

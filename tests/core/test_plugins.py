@@ -84,6 +84,7 @@ def test_every_plugin_folder_is_packaged_and_checked() -> None:
         "native/fwk_native",
         "process/fwk_process",
         "tiles/fwk_tiles",
+        "tokenizer/fwk_tokenizer",
     }
     names = {Path(folder).name for folder in folders}
     linter = PYPROJECT["tool"]["importlinter"]
@@ -99,6 +100,7 @@ def test_every_plugin_folder_is_packaged_and_checked() -> None:
         "fwk_native",
         "fwk_process",
         "fwk_tiles",
+        "fwk_tokenizer",
     }
     by_name = {contract["name"]: contract for contract in linter["contracts"]}
     assert set(by_name["core imports no plugin, no layer and no kit"]["forbidden_modules"]) == names | {

@@ -17,14 +17,14 @@ from fwk.errors import InvalidRequest, ModelLoadError
 from fwk.text import ModelText
 from fwk.text.chat_template import ChatTemplate
 from fwk.text.detokenizer import SequenceText
-from fwk.text.lengths import max_characters
 from fwk.text.model_text import _special_tokens
 from fwk.text.stop_strings import StopMatcher
-from fwk.text.vocabulary import Vocabulary, byte_of_char
 from fwk.types import SamplingParams, TokenEvent
 from fwk.types.sampling import RepetitionDetection
 from fwk_jinja import sandbox
 from fwk_loaders.dummy.tokenizer import build_tokenizer
+from fwk_tokenizer.lengths import max_characters
+from fwk_tokenizer.vocabulary import Vocabulary, byte_of_char
 
 TEXT = ["the quick brown fox jumps over the lazy dog", "Grüße aus Köln, 中文字符 日本語 emoji 👩‍👩‍👧 e\u0301"] * 3
 

@@ -13,10 +13,11 @@ from tokenizers import Tokenizer
 
 import fwk
 from fwk.errors import InvalidRequest, ModelLoadError
-from fwk.interfaces.tokenizer_bounds import MAX_STEPS, check_tokenizer_file
-from fwk.text import ModelText, tokenizer_check
-from fwk.text.tokenizer_check import KNOWN, check_tokenizer
-from fwk.text.tokenizer_growth import MAX_FREE_CHARACTERS, GrowthLimit
+from fwk.text import ModelText
+from fwk_tokenizer import check
+from fwk_tokenizer.bounds import MAX_STEPS, check_tokenizer_file
+from fwk_tokenizer.check import KNOWN, check_tokenizer
+from fwk_tokenizer.growth import MAX_FREE_CHARACTERS, GrowthLimit
 
 
 def split(regex: str) -> dict[str, Any]:
@@ -130,7 +131,7 @@ def test_a_text_that_would_grow_is_refused() -> None:
 @pytest.mark.sweep
 def test_what_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """At every character a little below the library's own limit: each search is quick, all of them are not."""
-    monkeypatch.setattr(tokenizer_check, "CPU_SECONDS", 1)
+    monkeypatch.setattr(check, "CPU_SECONDS", 1)
     slow = tokenizer(pre_tokenizer=split("(?:a|a|b){16}(?!.)"))
     with pytest.raises(ModelLoadError, match=r"more than 1 seconds of CPU time|retry-limit"):
         check_tokenizer(slow, "folder")
@@ -139,7 +140,7 @@ def test_what_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.gate(1)
 @pytest.mark.parametrize("regex", [*sorted(KNOWN), r"\p{L}+|\p{N}{1,3}|\s+|."])
 def test_honest_patterns_pass_the_trial(monkeypatch: pytest.MonkeyPatch, regex: str) -> None:
-    monkeypatch.setattr(tokenizer_check, "KNOWN", frozenset[str]())
+    monkeypatch.setattr(check, "KNOWN", frozenset[str]())
     check_tokenizer(tokenizer(pre_tokenizer=split(regex), normalizer={"type": "NFC"}), "folder")
 
 

@@ -11,8 +11,8 @@ from tokenizers.decoders import DecodeStream
 from fwk.text.repetition import FOUND, RepetitionSearch
 from fwk.text.stop_patterns import Threads, stop_patterns
 from fwk.text.stop_strings import stop_matcher
-from fwk.text.vocabulary import Vocabulary
 from fwk.types import SamplingParams, TokenEvent
+from fwk_tokenizer.vocabulary import Vocabulary
 
 
 class _Stream(Protocol):

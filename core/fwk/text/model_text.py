@@ -21,11 +21,11 @@ from fwk.text.chat_template import ChatTemplate
 from fwk.text.detokenizer import SequenceText
 from fwk.text.infill import infill_template
 from fwk.text.prompt_limits import PromptLimits
-from fwk.text.tokenizer_check import check_tokenizer
 from fwk.text.tokenizer_files import read_tokenizer
-from fwk.text.tokenizer_growth import GrowthLimit
-from fwk.text.vocabulary import Vocabulary
 from fwk.types import SamplingParams
+from fwk_tokenizer.check import check_tokenizer
+from fwk_tokenizer.growth import GrowthLimit
+from fwk_tokenizer.vocabulary import Vocabulary
 
 MAX_TEMPLATE_BYTES = 4 * 2**20
 """Of a chat template, as loaders bound those of checkpoints."""

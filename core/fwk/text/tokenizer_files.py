@@ -15,9 +15,9 @@ from fwk.config import ModelOptions
 from fwk.config.files import read_regular
 from fwk.errors import ModelLoadError
 from fwk.interfaces.loader import Checkpoint
-from fwk.interfaces.tokenizer_bounds import load_tokenizer
-from fwk.text.tokenizer_check import MAX_FILE_BYTES
 from fwk_jobs import tokenizers as conversion
+from fwk_tokenizer.bounds import load_tokenizer
+from fwk_tokenizer.check import MAX_FILE_BYTES
 
 FAST = "tokenizer.json"
 MAX_BESIDE_BYTES = 32 << 20

@@ -12,10 +12,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from fwk.errors import InvalidRequest
 from fwk.interfaces.grammar import Grammar, GrammarContext
-from fwk.text.vocabulary import byte_of_char
 from fwk.types import GrammarRequest, SamplingParams
 from fwk.types.sampling import MAX_GRAMMAR_LENGTH
 from fwk_grammar.llguidance.backend import LLGuidanceBackend
+from fwk_tokenizer.vocabulary import byte_of_char
 
 EOS, OPEN, CLOSE, FINAL = 256, 257, 258, 259
 VOCAB = 288

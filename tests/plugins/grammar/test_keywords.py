@@ -14,8 +14,8 @@ from jsonschema_specifications import REGISTRY
 from fwk import GrammarRequest
 from fwk.errors import InvalidRequest
 from fwk.interfaces.grammar import Grammar, GrammarBackend, GrammarContext
-from fwk.text.vocabulary import Vocabulary
 from fwk_loaders.dummy.tokenizer import build_tokenizer
+from fwk_tokenizer.vocabulary import Vocabulary
 
 VOCAB, EOS = 320, 258
 SECONDS = 3

@@ -14,10 +14,10 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from fwk import GrammarRequest
 from fwk.errors import FwkError, InvalidRequest
 from fwk.interfaces.grammar import Grammar, GrammarContext
-from fwk.text.vocabulary import Vocabulary
 from fwk_grammar.llguidance import LLGuidanceOptions
 from fwk_grammar.llguidance.backend import LLGuidanceBackend, LLGuidanceGrammar
 from fwk_loaders.dummy.tokenizer import build_tokenizer
+from fwk_tokenizer.vocabulary import Vocabulary
 
 VOCAB, EOS = 320, 258
 

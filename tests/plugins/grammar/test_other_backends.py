@@ -17,10 +17,10 @@ from fwk import GrammarRequest
 from fwk.errors import InvalidRequest
 from fwk.interfaces.grammar import Grammar, GrammarBackend, GrammarContext
 from fwk.plugins import find, load_object
-from fwk.text.vocabulary import Vocabulary
 from fwk_kit.testing import GrammarBackendSuite
 from fwk_kit.testing.base import installed
 from fwk_loaders.dummy.tokenizer import build_tokenizer
+from fwk_tokenizer.vocabulary import Vocabulary
 
 VOCAB, EOS = 320, 258
 KINDS = {

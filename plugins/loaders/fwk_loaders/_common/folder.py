@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 from fwk.errors import ModelLoadError
 from fwk.interfaces.loader import Checkpoint
 from fwk.interfaces.pooling import PoolingConfig
-from fwk.interfaces.tokenizer_bounds import load_tokenizer
 from fwk_loaders._common.json_file import read_bytes, read_json
 from fwk_loaders._common.pooling import read_pooling
 from fwk_loaders._common.templates import WITH_TOOLS, joined
 from fwk_loaders._common.tokens import add_tokens
+from fwk_tokenizer.bounds import load_tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

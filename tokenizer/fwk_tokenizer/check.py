@@ -2,7 +2,7 @@
 
 Vocabulary and merges cost time and memory in proportion to their file, whose size loaders bound. Patterns and
 replacements do not: a few bytes can double a text a hundred times, or search it for years. What replacements can make
-of a text is counted (``fwk.interfaces.tokenizer_bounds``), and what patterns take is tried.
+of a text is counted (``fwk_tokenizer.bounds``), and what patterns take is tried.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import Any
 from tokenizers import Tokenizer
 from tokenizers.models import Unigram, WordPiece
 
-from fwk.errors import ModelLoadError
-from fwk.interfaces.tokenizer_bounds import check_tokenizer_parts, parts_of, steps
+from fwk_errors import ModelLoadError
+from fwk_tokenizer.bounds import check_tokenizer_parts, parts_of, steps
 
-TRIAL = Path(__file__).with_name("tokenizer_trial.py")
+TRIAL = Path(__file__).with_name("trial.py")
 MAX_FILE_BYTES = 128 << 20
 """Of a tokenizer.json; the largest of real ones have about 40 MB."""
 

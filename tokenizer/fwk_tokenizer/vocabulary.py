@@ -8,7 +8,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from fwk.text.lengths import max_characters
+from fwk_tokenizer.lengths import max_characters
 
 
 @cache

@@ -1,6 +1,6 @@
 """A program of its own: what a tokenizer does to texts before it looks tokens up, within limits that end it.
 
-``python -P tokenizer_trial.py CPU_SECONDS MEGABYTES`` with a JSON object on standard input, of the tokenizer's
+``python -P trial.py CPU_SECONDS MEGABYTES`` with a JSON object on standard input, of the tokenizer's
 ``normalizer``, ``pre_tokenizer`` and ``decoder``. It ends with exit code 0, or with 1 and a sentence, or by a signal.
 """
 

@@ -2,7 +2,7 @@
 
 Tokenizers come with models, which need not be trusted: 24 replacements of ``a`` by ``aa`` take 2 kB of a file and make
 16 million characters of one. What is bounded here is bounded for every text; patterns that are slow are found by a
-trial (``fwk.text.tokenizer_check``).
+trial (``fwk_tokenizer.check``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from fwk.errors import ModelLoadError
+from fwk_errors import ModelLoadError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

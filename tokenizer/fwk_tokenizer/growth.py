@@ -8,8 +8,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from fwk.errors import InvalidRequest
-from fwk.interfaces.tokenizer_bounds import growth_of_all, steps
+from fwk_errors import InvalidRequest
+from fwk_tokenizer.bounds import growth_of_all, steps
 
 FREE_GROWTH = 4
 """Times as many characters as the text any normaliser may make of it."""
