@@ -83,6 +83,7 @@ def test_every_plugin_folder_is_packaged_and_checked() -> None:
         "layers/fwk_layers",
         "native/fwk_native",
         "process/fwk_process",
+        "stops/fwk_stops",
         "tiles/fwk_tiles",
         "tokenizer/fwk_tokenizer",
     }
@@ -99,6 +100,7 @@ def test_every_plugin_folder_is_packaged_and_checked() -> None:
         "fwk_layers",
         "fwk_native",
         "fwk_process",
+        "fwk_stops",
         "fwk_tiles",
         "fwk_tokenizer",
     }

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fwk.errors import InvalidRequest
-from fwk.text.repetition import RepetitionSearch
 from fwk.types.sampling import RepetitionDetection, SamplingParams
+from fwk_stops.repetition import RepetitionSearch
 
 
 def repeats(ids: list[int], least: int, most: int, count: int) -> bool:

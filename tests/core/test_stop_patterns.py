@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fwk.text.stop_patterns import StopPatterns, stop_patterns
+from fwk_stops.patterns import StopPatterns, stop_patterns
 
 SOURCES = [
     "ab",

@@ -18,11 +18,11 @@ from fwk.text import ModelText
 from fwk.text.chat_template import ChatTemplate
 from fwk.text.detokenizer import SequenceText
 from fwk.text.model_text import _special_tokens
-from fwk.text.stop_strings import StopMatcher
 from fwk.types import SamplingParams, TokenEvent
 from fwk.types.sampling import RepetitionDetection
 from fwk_jinja import sandbox
 from fwk_loaders.dummy.tokenizer import build_tokenizer
+from fwk_stops.strings import StopMatcher
 from fwk_tokenizer.lengths import max_characters
 from fwk_tokenizer.vocabulary import Vocabulary, byte_of_char
 

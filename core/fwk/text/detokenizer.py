@@ -8,10 +8,10 @@ from typing import Protocol
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from fwk.text.repetition import FOUND, RepetitionSearch
-from fwk.text.stop_patterns import Threads, stop_patterns
-from fwk.text.stop_strings import stop_matcher
 from fwk.types import SamplingParams, TokenEvent
+from fwk_stops.patterns import Threads, stop_patterns
+from fwk_stops.repetition import FOUND, RepetitionSearch
+from fwk_stops.strings import stop_matcher
 from fwk_tokenizer.vocabulary import Vocabulary
 
 

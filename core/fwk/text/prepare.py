@@ -10,9 +10,9 @@ import msgspec
 from fwk.errors import InvalidRequest
 from fwk.interfaces.dialect import EmbedInput, GenerateInput, Input, TextTools
 from fwk.text.prompt_limits import PromptLimits
-from fwk.text.stop_patterns import stop_patterns
 from fwk.types import SamplingParams
 from fwk.types.sampling import MAX_N, check_token_ids
+from fwk_stops.patterns import stop_patterns
 
 MAX_LABEL = 256
 MAX_SALT = 256

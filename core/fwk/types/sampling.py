@@ -10,15 +10,15 @@ from typing import Any, Literal
 import msgspec
 
 from fwk.errors import InvalidRequest
+from fwk_stops.patterns import MAX_PATTERN_LENGTH as MAX_PATTERN_LENGTH
+from fwk_stops.patterns import MAX_STOP_PATTERNS as MAX_STOP_PATTERNS
 
 MAX_N = 128
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 1_024
-MAX_STOP_PATTERNS = 16
 MAX_PATTERN_SIZE = 256
 MAX_COUNT = 65_536
-MAX_PATTERN_LENGTH = 256
 MAX_TOKEN_IDS = 1_024
 MAX_BAD_WORDS = 1_024
 MAX_BAD_WORD_TOKENS = 64
@@ -165,7 +165,7 @@ class SamplingParams(
     - ``bad_words``: texts that do not occur.
     - ``bad_word_token_ids``: ``bad_words`` as tokens; set by ``Frontend.check``.
     - ``seed``: of the request; None: one is drawn.
-    - ``stop_regex``: patterns in Python's syntax that end the text as ``stop`` does; ``fwk.text.stop_patterns`` has
+    - ``stop_regex``: patterns in Python's syntax that end the text as ``stop`` does; ``fwk_stops.patterns`` has
       what is read.
     - ``stop_token_ids``: end the text, besides the model's own.
     - ``repetition_detection``: None: off.

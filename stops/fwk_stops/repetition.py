@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from collections import deque
-
-from fwk.types.sampling import RepetitionDetection
+from typing import Protocol
 
 FOUND = "repetition_detected"
 """The stop reason of a text that repeats itself: vLLM's."""
+
+
+class Repetitions(Protocol):
+    """Which are looked for: so many times in a row the same tokens, so many of them."""
+
+    @property
+    def min_pattern_size(self) -> int: ...
+    @property
+    def max_pattern_size(self) -> int: ...
+    @property
+    def min_count(self) -> int: ...
 
 
 class RepetitionSearch:
@@ -16,7 +26,7 @@ class RepetitionSearch:
     A pattern of ``size`` tokens stands ``min_count`` times in a row once ``size * (min_count - 1)`` tokens repeat.
     """
 
-    def __init__(self, settings: RepetitionDetection) -> None:
+    def __init__(self, settings: Repetitions) -> None:
         self._least, self._times = settings.min_pattern_size, settings.min_count - 1
         self._sizes = range(self._least, settings.max_pattern_size + 1)
         self._last: deque[int] = deque(maxlen=settings.max_pattern_size)  # the newest first

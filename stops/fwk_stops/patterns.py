@@ -18,11 +18,11 @@ from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
-from fwk.types.sampling import MAX_PATTERN_LENGTH, MAX_STOP_PATTERNS
-
 ops: Any = import_module("re._constants")  # what Python's own parser of patterns makes
 parser: Any = import_module("re._parser")
 
+MAX_STOP_PATTERNS = 16
+MAX_PATTERN_LENGTH = 256
 MAX_STATES = 512
 MAX_MATCH = 4_096
 """Characters of the longest text that a pattern is looked for in; more are given out."""
