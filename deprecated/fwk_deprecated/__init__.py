@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 MODULES: Mapping[str, str] = {
+    "fwk.config.files": "fwk_files.regular",
     "fwk.interfaces.cache": "fwk.interfaces.prefix_cache",
     "fwk.interfaces.deprecated": "fwk_deprecated",
     "fwk.interfaces.http": "fwk_http.replies",
@@ -49,6 +50,7 @@ MODULES: Mapping[str, str] = {
     "fwk.process": "fwk_process",
     "fwk.process.folders": "fwk_process.folders",
     "fwk.process.parent": "fwk_process.parent",
+    "fwk.types.config_numbers": "fwk_files.config_numbers",
     "fwk.types.beam_search": "fwk_features.beam_search.search",
     "fwk.team": "fwk_native.thread_pool",
 }

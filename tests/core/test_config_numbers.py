@@ -11,7 +11,7 @@ import pytest
 import fwk
 from fwk.errors import ModelLoadError
 from fwk.types import ModelConfig
-from fwk.types.config_numbers import MAX_NUMBER, RANGES, check_config
+from fwk_files.config_numbers import MAX_NUMBER, RANGES, check_config
 from fwk_kit.testing.serving import TINY
 
 NAN, INFINITY = float("nan"), float("inf")

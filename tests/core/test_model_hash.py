@@ -13,8 +13,8 @@ from fwk.errors import ModelLoadError
 from fwk.plugins import build_config, discover
 from fwk.setup.checkpoint import open_model
 from fwk.setup.resolve import resolve
-from fwk.worker.loading import model_hash
-from fwk.worker.loading.model_hash import ModelHash
+from fwk_files import model_hash
+from fwk_files.model_hash import ModelHash
 
 
 @pytest.fixture(autouse=True)

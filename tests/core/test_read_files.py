@@ -15,7 +15,6 @@ from tests.helpers.sources import FILES, ROOT, dotted
 from fwk.cli.main import main
 from fwk.cli.option_parsing import read_config_file
 from fwk.config import ServerOptions
-from fwk.config.files import open_regular, read_regular
 from fwk.config.secrets import read_secret
 from fwk.errors import FwkError
 from fwk.plugins.catalogue import read_catalogue
@@ -26,6 +25,7 @@ from fwk.text.model_text import _read as read_template
 from fwk_attention.double_sparsity.channels import Channels
 from fwk_cache.file.folder import Folder
 from fwk_features.weights_cache.worker import trusted
+from fwk_files.regular import open_regular, read_regular
 from fwk_kit.cli.output import output_file
 from fwk_loaders._common import read_json
 from fwk_loaders.gguf.loader import GGUFLoader
@@ -150,7 +150,7 @@ def test_commands_refuse_their_outputs_before_they_work(odd: list[Path], capsys:
 
 
 MAKERS = {
-    "core/fwk/worker/loading/model_hash.py": "its cache folder",
+    "files/fwk_files/model_hash.py": "its cache folder",
     "native/fwk_native/": "its cache folder",
     "process/fwk_process/folders.py": "what all others write to",
     "plugins/cache/fwk_cache/file/": "a folder of its own rules, tried above",
@@ -188,7 +188,7 @@ def test_a_header_of_more_tensors_than_there_are_is_not_read(tmp_path: Path) -> 
 
 
 OWN = {
-    "core/fwk/config/files.py": "what all others read through",
+    "files/fwk_files/regular.py": "what all others read through",
     "plugins/multimodal/fwk_multimodal/media/reader.py": "its own, which follows no link",
     "process/fwk_process/": "/proc and /sys",
     "native/fwk_native/": "files of the program, and of a cache folder that it made",
@@ -209,7 +209,7 @@ OWN = {
     "plugins/multimodal/fwk_multimodal/transcription/server.py": "a folder that the server made",
     "plugins/server/fwk_server/openai_audio/files.py": "a folder that the server made",
 }
-"""Files of core and plugins that open others without ``fwk.config.files``: which, and why they may."""
+"""Files of core and plugins that open others without ``fwk_files.regular``: which, and why they may."""
 
 
 MAY_OPEN = re.compile(r"open\(|from_?file|memmap|np\.load|read_(bytes|text)")
@@ -239,9 +239,9 @@ def opens(source: str) -> list[int]:
 def test_every_place_that_reads_a_file_is_known() -> None:
     found = {path.relative_to(ROOT).as_posix(): lines for path in FILES if (lines := opens(path.read_text()))}
     unknown = {name: lines for name, lines in found.items() if not name.startswith(tuple(OWN))}
-    assert not unknown, f"read these through fwk.config.files: {unknown}"
+    assert not unknown, f"read these through fwk_files.regular: {unknown}"
     for name in OWN:
-        assert name == "core/fwk/config/files.py" or any(path.startswith(name) for path in found), name
+        assert name == "files/fwk_files/regular.py" or any(path.startswith(name) for path in found), name
     for source in ('open("x")', 'Path(x).open("rb")', "p.open(encoding='utf-8')", "p.read_text()", "os.open(p, 0)"):
         assert opens(source), source
     assert not opens('p.open("wb")')

@@ -6,7 +6,9 @@ import ast
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("core", "deprecated", "errors", "layers", "native", "plugins", "process")
+FOLDERS = (
+    "core", "deprecated", "errors", "files", "layers", "native", "plugins", "process", "stops", "tokenizer",
+)  # fmt: skip
 FILES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
 
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from fwk.config.files import open_regular
 from fwk.config.options import Options, is_secret
 from fwk.errors import ConfigError
+from fwk_files.regular import open_regular
 from fwk_process.hiding import HIDDEN
 
 MIN_SECRET_BYTES = 16

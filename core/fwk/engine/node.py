@@ -32,7 +32,7 @@ OWN = frozenset({"model", "served_model_name", "download_dir", "disable_progress
 def common(config: Config, plugins: PluginSet, setup: ModelSetup) -> dict[str, str]:
     """What all machines of a run must have in common, by the words for it; secrets are left out."""
     from fwk import __version__  # noqa: PLC0415 - fwk/__init__.py names everything else
-    from fwk.worker.loading.model_hash import ModelHash  # noqa: PLC0415
+    from fwk_files.model_hash import ModelHash  # noqa: PLC0415
 
     found = {
         "the version of fwk": __version__,

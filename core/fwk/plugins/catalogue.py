@@ -8,8 +8,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from fwk.config.files import read_text
 from fwk.errors import ConfigError
+from fwk_files.regular import read_text
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
-from fwk.config.files import open_regular, read_text
 from fwk.errors import ConfigError
 from fwk.plugins.discovery import GROUP, OWN, PluginSet, with_packages
 from fwk.plugins.families import NAMED
+from fwk_files.regular import open_regular, read_text
 
 FIELDS = ("package", "version", "api", "load")
 MAX_FILES = 20_000

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fwk.config import ServerOptions
-from fwk.config.files import read_text
 from fwk.config.server import KEY_PATTERN
 from fwk.errors import ConfigError
+from fwk_files.regular import read_text
 
 MAX_KEYS = 10_000
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}")

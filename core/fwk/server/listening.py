@@ -11,10 +11,10 @@ from pathlib import Path
 import orjson
 
 from fwk.config import ServerOptions
-from fwk.config.files import check_regular
 from fwk.errors import ConfigError, PortTaken
 from fwk.interfaces.dialect import openai_error
 from fwk.server.keys import Keys, read_keys
+from fwk_files.regular import check_regular
 from fwk_http import addresses
 from fwk_http.handover import Offer, Predecessor, take_listener
 from fwk_http.server import Bounds

@@ -20,7 +20,7 @@ from fwk.plugins import PluginFactory, PluginSet, Registered, choose, find, load
 from fwk.plugins.selection import AUTO
 from fwk.setup.served_as import ServedAs, served_as
 from fwk.types import ModelConfig, Task
-from fwk.types.config_numbers import check_config, check_token_ids
+from fwk_files.config_numbers import check_config, check_token_ids
 
 
 @dataclass(frozen=True, slots=True)

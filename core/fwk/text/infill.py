@@ -13,9 +13,9 @@ from pathlib import Path
 import msgspec
 from tokenizers import Tokenizer
 
-from fwk.config.files import read_regular
 from fwk.errors import ConfigError
 from fwk.interfaces.dialect import Infill, TextTools
+from fwk_files.regular import read_regular
 
 MAX_FILE = 64 * 1024
 _SNIPPET = "\n\n--- snippet ---\n\n"

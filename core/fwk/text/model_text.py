@@ -13,7 +13,6 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from fwk.config import ModelOptions
-from fwk.config.files import read_text
 from fwk.errors import InvalidRequest, ModelLoadError
 from fwk.interfaces.dialect import Infill, TextTools
 from fwk.interfaces.loader import Checkpoint
@@ -23,6 +22,7 @@ from fwk.text.infill import infill_template
 from fwk.text.prompt_limits import PromptLimits
 from fwk.text.tokenizer_files import read_tokenizer
 from fwk.types import SamplingParams
+from fwk_files.regular import read_text
 from fwk_tokenizer.check import check_tokenizer
 from fwk_tokenizer.growth import GrowthLimit
 from fwk_tokenizer.vocabulary import Vocabulary

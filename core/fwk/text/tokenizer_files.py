@@ -12,9 +12,9 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from fwk.config import ModelOptions
-from fwk.config.files import read_regular
 from fwk.errors import ModelLoadError
 from fwk.interfaces.loader import Checkpoint
+from fwk_files.regular import read_regular
 from fwk_jobs import tokenizers as conversion
 from fwk_tokenizer.bounds import load_tokenizer
 from fwk_tokenizer.check import MAX_FILE_BYTES

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from fwk.errors import ModelLoadError
-from fwk.types.config_numbers import check_config
+from fwk_files.config_numbers import check_config
 
 _OLDER_NAMES = {
     "hidden_size": ("n_embd", "d_model"),

@@ -46,7 +46,6 @@ from fwk.worker.kv.identity import kv_common
 from fwk.worker.kv.states import StateStore
 from fwk.worker.kv.transfer import BlockStore, needs_hash, open_store
 from fwk.worker.loading.model_builder import ModelBuilder
-from fwk.worker.loading.model_hash import ModelHash
 from fwk.worker.loading.rebuilding import Rebuilding
 from fwk.worker.runner.in_flight import Early, InFlight, Settled
 from fwk.worker.runner.inputs import InputBuffers
@@ -62,6 +61,7 @@ from fwk.worker.sampling.grammar import GrammarMasks, GrammarStore
 from fwk.worker.sampling.pipeline import Place, SamplingPipeline
 from fwk.worker.sampling.processors import ProcessorBuilder, ProcessorSwitch
 from fwk.worker.sampling.step_sampler import StepSampler
+from fwk_files.model_hash import ModelHash
 from fwk_native.thread_pool import ThreadPool
 
 MAX_IN_FLIGHT = 2

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from fwk.config import Config
-from fwk.config.files import open_regular
 from fwk.interfaces.attention import AttentionLayer
 from fwk.interfaces.declaration import installed_version
 from fwk.interfaces.parallel import ParallelGroup
 from fwk.plugins import FAMILIES, PluginSet
 from fwk.setup.resolve import ModelSetup
+from fwk_files.regular import open_regular
 
 _HARMLESS = frozenset(
     {

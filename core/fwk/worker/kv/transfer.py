@@ -25,7 +25,7 @@ from fwk.plugins.selection import choose_tiers
 from fwk.setup.resolve import ModelSetup
 from fwk.worker.kv.identity import kv_identity
 from fwk.worker.kv.prefetching import Prefetcher
-from fwk.worker.loading.model_hash import ModelHash
+from fwk_files.model_hash import ModelHash
 
 log = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from fwk.config.files import read_text
 from fwk.errors import ConfigError
 from fwk.interfaces.attention import AttentionLayer
+from fwk_files.regular import read_text
 
 OPTION = "--ds-channel-config-path"
 MAKE = "fwk heavy-channels MODEL --out FILE makes one"

@@ -13,8 +13,8 @@ from urllib.parse import unquote
 
 import msgspec
 
-from fwk.config.files import read_regular
 from fwk.errors import ConfigError
+from fwk_files.regular import read_regular
 from fwk_kv_transfer.remote_prefill.registry import MAX_ENTRIES, MAX_ENTRY_BYTES, Entry, Registry, RegistryError
 
 _NAME = re.compile(r"[0-9a-f]{32}\.json")

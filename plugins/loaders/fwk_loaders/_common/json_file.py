@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from fwk.config.files import read_regular
 from fwk.errors import ModelLoadError
+from fwk_files.regular import read_regular
 
 MAX_JSON_BYTES = 64 * 2**20
 MAX_JSON_MEMBERS = 2**20

@@ -9,9 +9,9 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fwk.config.files import open_regular
 from fwk.errors import ModelLoadError
 from fwk.interfaces.loader import Checkpoint, Loader, WeightSource, WeightsSummary
+from fwk_files.regular import open_regular
 from fwk_loaders._common.json_file import read_json
 from fwk_loaders._common.templates import WITH_TOOLS, joined
 from fwk_loaders.gguf.config import architecture_of, read_config, read_generation_config

@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from fwk.config.files import open_regular
 from fwk.errors import ModelLoadError
+from fwk_files.regular import open_regular
 from fwk_loaders.gguf.types import TENSOR_TYPES, TensorType, describe_unread
 
 MAGIC = b"GGUF"

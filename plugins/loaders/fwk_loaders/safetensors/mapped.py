@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fwk.config.files import open_regular
 from fwk.errors import ModelLoadError
+from fwk_files.regular import open_regular
 from fwk_loaders._common.dtypes import DTYPES
 
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from fwk.config.files import open_regular
 from fwk.errors import ModelLoadError
 from fwk.interfaces.loader import StoredTensor
+from fwk_files.regular import open_regular
 from fwk_loaders._common.bits import BITS
 
 MAX_HEADER_BYTES = 32 * 2**20

@@ -16,9 +16,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_safetensors
 from torch import Tensor
 
-from fwk.config.files import open_regular
 from fwk.errors import ModelLoadError
 from fwk.interfaces.lora import AdapterWeights, LoRAMatrices
+from fwk_files.regular import open_regular
 from fwk_lora._common.module_pattern import matches
 
 CONFIG = "adapter_config.json"

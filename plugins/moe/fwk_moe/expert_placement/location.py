@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fwk.config.files import read_regular
 from fwk.errors import ConfigError, ModelLoadError
+from fwk_files.regular import read_regular
 from fwk_moe.expert_placement import TRIVIAL
 
 MAX_FILE_BYTES = 256 << 20

@@ -10,10 +10,10 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
-from fwk.config.files import read_regular
 from fwk.errors import ConfigError
 from fwk.interfaces.sampling import LogitsProcessor, LogitsView, SamplingContext
 from fwk.types import SamplingParams
+from fwk_files.regular import read_regular
 from fwk_sampling._common.rows import asked_rows, entries, require_token
 
 TokenId = Annotated[int, Field(ge=0)]

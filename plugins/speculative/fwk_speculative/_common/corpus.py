@@ -9,8 +9,8 @@ from typing import cast
 
 import numpy as np
 
-from fwk.config.files import open_regular
 from fwk.errors import ConfigError
+from fwk_files.regular import open_regular
 from fwk_speculative._common.matches import MAX_PLACES, longer_matches
 
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
-from fwk.errors import ModelLoadError
+from fwk_errors import ModelLoadError
 
 MAX_NUMBER = 1e38
 """Larger ones fit into no tensor; ``model_max_length`` is 1e30 in many files."""

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
 
-from fwk.config.files import open_regular
-from fwk.errors import ModelLoadError
+from fwk_errors import ModelLoadError
+from fwk_files.regular import open_regular
 
 log = logging.getLogger(__name__)
 
