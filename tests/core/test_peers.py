@@ -18,11 +18,11 @@ from fwk.errors import ConfigError, FwkError
 from fwk.plugins import build_config, option_owners, options
 from fwk.plugins.families import FAMILIES
 from fwk.plugins.options import called, flag, normal
-from fwk.plugins.peers import OURS, Argument, Peer, foreign, meant, peers, valued
 from fwk.plugins.selection import option_value
 from fwk_kit.cli.arguments import run as print_arguments
 from fwk_kit.cli.migrating import OF_COMMANDS, counts, page
 from fwk_kit.testing.base import installed
+from fwk_peers.arguments import OURS, Argument, Peer, foreign, meant, peers, valued
 
 ROOT = Path(__file__).parents[2]
 PLUGINS = installed()

@@ -192,7 +192,7 @@ OWN = {
     "plugins/multimodal/fwk_multimodal/media/reader.py": "its own, which follows no link",
     "process/fwk_process/": "/proc and /sys",
     "native/fwk_native/": "files of the program, and of a cache folder that it made",
-    "core/fwk/plugins/peers.py": "files of the program",
+    "peers/fwk_peers/arguments.py": "files of the program",
     "core/fwk/worker/loading/model_identity.py": "files of the program",
     "plugins/features/fwk_features/weights_cache/": "files of a cache folder that it made",
     "plugins/quant/fwk_quant/_linear_cpu/packed.py": "files of the program",

@@ -21,8 +21,8 @@ from fwk.config import Config
 from fwk.errors import ConfigError
 from fwk.plugins import PluginSet, build_config, discover
 from fwk.plugins.options import called
-from fwk.plugins.peers import foreign
-from fwk.plugins.peers import note as note_on
+from fwk_peers.arguments import foreign
+from fwk_peers.arguments import note as note_on
 from fwk_process.kernel_caches import bound_kernel_caches
 from fwk_process.threads import configure_omp_env
 

@@ -20,8 +20,8 @@ from fwk.config import aliases_of, is_secret, stability_of, turned_by
 from fwk.errors import ConfigError
 from fwk.plugins import PluginSet, option_owners
 from fwk.plugins.options import flag, normal, switches
-from fwk.plugins.peers import FALSE, TRUE, Argument, foreign
 from fwk_files.regular import read_text
+from fwk_peers.arguments import FALSE, TRUE, Argument, foreign
 
 ESSENTIAL = (
     "served_model_name", "dtype", "quantization", "context_length", "tensor_parallel_size", "attention_backend",

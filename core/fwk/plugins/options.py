@@ -31,7 +31,6 @@ from fwk.plugins.catalogue import read_catalogue
 from fwk.plugins.discovery import PluginSet, Registered
 from fwk.plugins.families import FAMILIES, Family, closest
 from fwk.plugins.lock import check_lock
-from fwk.plugins.peers import FALSE, TRUE, foreign, meant, note
 from fwk.plugins.selection import (
     AUTO,
     enabled_by_name,
@@ -43,6 +42,7 @@ from fwk.plugins.selection import (
     own_name,
     static_choice,
 )
+from fwk_peers.arguments import FALSE, TRUE, foreign, meant, note
 
 _log = logging.getLogger(__name__)
 

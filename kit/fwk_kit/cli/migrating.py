@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fwk.plugins import PluginSet
 from fwk.plugins.options import called, flag, normal
-from fwk.plugins.peers import Argument, Peer, peers, valued
+from fwk_peers.arguments import Argument, Peer, peers, valued
 
 HEAD = """# Coming from another server
 

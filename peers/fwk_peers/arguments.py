@@ -1,6 +1,6 @@
 """Arguments of other servers: which work here, and a sentence for each that does not.
 
-The tables next to this module hold the arguments of LightLLM's, llama.cpp's, RTP-LLM's, SGLang's, TGI's and vLLM's
+``tables`` holds the arguments of LightLLM's, llama.cpp's, RTP-LLM's, SGLang's, TGI's and vLLM's
 pages as those type them. ``docs/migrating.md`` is made from them, and an unknown flag is looked up there.
 """
 
@@ -11,10 +11,10 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
-from fwk.errors import ConfigError
+from fwk_errors import ConfigError
 
-TABLES = Path(__file__).with_name("peers")
-VALUES = Path(__file__).with_name("peer_values.toml")
+TABLES = Path(__file__).with_name("tables")
+VALUES = Path(__file__).with_name("values.toml")
 TRUE, FALSE = frozenset(("true", "1", "yes", "on")), frozenset(("false", "0", "no", "off"))
 """Words of a switch."""
 OURS = frozenset(("works", "differs"))
