@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from fwk.errors import ConfigError, InvalidRequest
 from fwk.interfaces.dialect import TextTools
-from fwk.text.infill import FORMATS, InfillTemplate, infill_template
+from fwk_tokenizer.infill import FORMATS, InfillTemplate, infill_template
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 

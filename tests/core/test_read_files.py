@@ -20,7 +20,6 @@ from fwk.errors import FwkError
 from fwk.plugins.catalogue import read_catalogue
 from fwk.server.keys import read_keys
 from fwk.server.listening import tls_context
-from fwk.text.infill import infill_template
 from fwk.text.model_text import _read as read_template
 from fwk_attention.double_sparsity.channels import Channels
 from fwk_cache.file.folder import Folder
@@ -38,6 +37,7 @@ from fwk_moe.expert_placement.location import read_location
 from fwk_process.folders import output_folder
 from fwk_sampling.prefix_tree.processor import _read as read_tree
 from fwk_speculative._common.corpus import read_corpus
+from fwk_tokenizer.infill import infill_template
 
 READERS: dict[str, Callable[[Path], object]] = {
     "--config": lambda path: read_config_file(str(path)),

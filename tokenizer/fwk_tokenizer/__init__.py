@@ -1,7 +1,8 @@
-"""What a tokenizer.json alone explains: how far it is trusted, and what its tokens stand for.
+"""What a tokenizer alone explains: where it is read from, how far it is trusted, what its tokens stand for.
 
-``bounds`` reads one and counts what it may make of a text, ``check`` tries patterns in a process with limits
-(``trial``), ``growth`` looks at texts that a normaliser might make long. ``vocabulary`` has the bytes of each token,
-``lengths`` how few tokens a text may have. Nothing of ``fwk`` is imported here: which tokenizer a model has, and how
-prompts are made with it, is ``core/fwk/text``.
+``files`` finds one or has it converted, ``bounds`` reads a tokenizer.json and counts what it may make of a text,
+``check`` tries patterns in a process with limits (``trial``), ``growth`` looks at texts that a normaliser might make
+long. ``vocabulary`` has the bytes of each token, ``lengths`` how few tokens a text may have, ``infill`` the prompts for
+text in the middle that its special tokens tell of. Nothing of ``fwk`` is imported here: how prompts are made for a
+served model is ``core/fwk/text``.
 """

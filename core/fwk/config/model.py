@@ -10,9 +10,7 @@ from typing import Literal
 from pydantic import field_validator, model_validator
 
 from fwk.config.options import Options, option
-
-INFILL_FORMATS = ("qwen_coder", "star_coder", "santa_coder", "deepseek_coder", "code_llama", "codestral", "glm")
-"""Names that ``--completion-template`` takes."""
+from fwk_tokenizer.infill import FORMATS
 
 
 class ModelOptions(Options):
@@ -104,10 +102,10 @@ class ModelOptions(Options):
     @field_validator("completion_template")
     @classmethod
     def _is_known(cls, name: str) -> str:
-        if name not in ("auto", *INFILL_FORMATS) and not Path(name).suffix and not Path(name).is_file():
-            close = difflib.get_close_matches(name, INFILL_FORMATS, 1)
+        if name not in ("auto", *FORMATS) and not Path(name).suffix and not Path(name).is_file():
+            close = difflib.get_close_matches(name, FORMATS, 1)
             hint = f" (did you mean {close[0]!r}?)" if close else ""
-            raise ValueError(f"{name!r} is neither a file nor one of auto, {', '.join(INFILL_FORMATS)}{hint}")
+            raise ValueError(f"{name!r} is neither a file nor one of auto, {', '.join(FORMATS)}{hint}")
         return name
 
     @field_validator("json_model_override_args", "preferred_sampling_params")

@@ -18,13 +18,13 @@ from fwk.interfaces.dialect import Infill, TextTools
 from fwk.interfaces.loader import Checkpoint
 from fwk.text.chat_template import ChatTemplate
 from fwk.text.detokenizer import SequenceText
-from fwk.text.infill import infill_template
 from fwk.text.prompt_limits import PromptLimits
-from fwk.text.tokenizer_files import read_tokenizer
 from fwk.types import SamplingParams
 from fwk_files.regular import read_text
 from fwk_tokenizer.check import check_tokenizer
+from fwk_tokenizer.files import read_tokenizer
 from fwk_tokenizer.growth import GrowthLimit
+from fwk_tokenizer.infill import infill_template
 from fwk_tokenizer.vocabulary import Vocabulary
 
 MAX_TEMPLATE_BYTES = 4 * 2**20
@@ -107,7 +107,7 @@ class ModelText(TextTools):
     def infill(self, before: str, after: str, files: Sequence[tuple[str, str]] = (), start: str = "") -> Infill:
         if self._infill is None:
             return super().infill(before, after, files, start)
-        return self._infill.make(before, after, files, start)
+        return Infill(*self._infill.make(before, after, files, start))
 
     def token_bytes(self, token_id: int) -> bytes:
         return self.vocabulary.token_bytes(token_id)

@@ -9,16 +9,33 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
-from tokenizers import Tokenizer
 
-from fwk.errors import ConfigError
-from fwk.interfaces.dialect import Infill, TextTools
+from fwk_errors import ConfigError
 from fwk_files.regular import read_regular
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 MAX_FILE = 64 * 1024
 _SNIPPET = "\n\n--- snippet ---\n\n"
+
+
+class Infill(NamedTuple):
+    """A prompt whose completion is a text's middle, and the tokens that end the middle besides the model's own."""
+
+    token_ids: list[int]
+    stop_token_ids: list[int]
+
+
+class Encoder(Protocol):
+    """What makes token ids of a text."""
+
+    def encode(self, text: str, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
+        """parse_special: whether what looks like a special token becomes one."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +96,14 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 class InfillTemplate:
     """Makes prompts in one format with one tokenizer."""
 
-    def __init__(self, form: InfillFormat, tokenizer: Tokenizer, text: TextTools) -> None:
+    def __init__(self, form: InfillFormat, tokenizer: Tokenizer, text: Encoder) -> None:
         self._form = form
         self._tokenizer = tokenizer
         self._text = text
         self._ends = self._known(_ENDS)
 
     def make(self, before: str, after: str, files: Sequence[tuple[str, str]] = (), start: str = "") -> Infill:
-        """See ``TextTools.infill``."""
+        """See ``fwk.interfaces.dialect.TextTools.infill``."""
         form = self._form
         ids = self._text.encode("") + self._files(files)
         first = self._part(form.head, before)
@@ -115,7 +132,7 @@ class InfillTemplate:
         return ids + (separator + self._plain("file\n") if files and separator else [])
 
 
-def infill_template(chosen: str, tokenizer: Tokenizer, text: TextTools) -> InfillTemplate | None:
+def infill_template(chosen: str, tokenizer: Tokenizer, text: Encoder) -> InfillTemplate | None:
     """The template ``--completion-template`` asks for; None where ``auto`` finds no tokens of a known one.
 
     Raises ``ConfigError`` for a name nobody knows, a file that is none, and tokens that the model has not.

@@ -8,12 +8,11 @@ from __future__ import annotations
 import hashlib
 import os
 from pathlib import Path
+from typing import Protocol
 
 from tokenizers import Tokenizer
 
-from fwk.config import ModelOptions
-from fwk.errors import ModelLoadError
-from fwk.interfaces.loader import Checkpoint
+from fwk_errors import ModelLoadError
 from fwk_files.regular import read_regular
 from fwk_jobs import tokenizers as conversion
 from fwk_tokenizer.bounds import load_tokenizer
@@ -24,7 +23,26 @@ MAX_BESIDE_BYTES = 32 << 20
 """Of each other file that the converters read."""
 
 
-def read_tokenizer(checkpoint: Checkpoint, options: ModelOptions) -> Tokenizer:
+class ModelFiles(Protocol):
+    """A model's folder or file, with a tokenizer of its own."""
+
+    path: Path
+
+    def tokenizer(self) -> Tokenizer:
+        """Its own. Raises ``ModelLoadError``."""
+        ...
+
+
+class TokenizerOptions(Protocol):
+    """Which is to be used in place of the model's own: ``--tokenizer-path``, ``--tokenizer-mode``."""
+
+    @property
+    def tokenizer_path(self) -> str | None: ...
+    @property
+    def tokenizer_mode(self) -> str: ...
+
+
+def read_tokenizer(checkpoint: ModelFiles, options: TokenizerOptions) -> Tokenizer:
     """The tokenizer that ``--tokenizer-path`` and ``--tokenizer-mode`` ask for. Raises ``ModelLoadError``."""
     given = Path(options.tokenizer_path).expanduser() if options.tokenizer_path else None
     place = Path(checkpoint.path) if given is None else given
