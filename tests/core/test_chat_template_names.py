@@ -13,7 +13,7 @@ from jinja2 import Environment
 from jinja2.runtime import Undefined
 
 from fwk.errors import InvalidRequest
-from fwk.text.chat_template import ChatTemplate
+from fwk_jinja.chat import ChatTemplate
 from fwk_jinja.errors import TemplateRefusal
 from fwk_jinja.sandbox import Sandbox
 from fwk_jinja.template import BoundedTemplate

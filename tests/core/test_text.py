@@ -15,12 +15,12 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from fwk.config import ModelOptions
 from fwk.errors import InvalidRequest, ModelLoadError
 from fwk.text import ModelText
-from fwk.text.chat_template import ChatTemplate
 from fwk.text.detokenizer import SequenceText
 from fwk.text.model_text import _special_tokens
 from fwk.types import SamplingParams, TokenEvent
 from fwk.types.sampling import RepetitionDetection
 from fwk_jinja import sandbox
+from fwk_jinja.chat import ChatTemplate
 from fwk_loaders.dummy.tokenizer import build_tokenizer
 from fwk_stops.strings import StopMatcher
 from fwk_tokenizer.lengths import max_characters

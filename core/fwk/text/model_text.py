@@ -16,11 +16,11 @@ from fwk.config import ModelOptions
 from fwk.errors import InvalidRequest, ModelLoadError
 from fwk.interfaces.dialect import Infill, TextTools
 from fwk.interfaces.loader import Checkpoint
-from fwk.text.chat_template import ChatTemplate
 from fwk.text.detokenizer import SequenceText
 from fwk.text.prompt_limits import PromptLimits
 from fwk.types import SamplingParams
 from fwk_files.regular import read_text
+from fwk_jinja.chat import ChatTemplate
 from fwk_tokenizer.check import check_tokenizer
 from fwk_tokenizer.files import read_tokenizer
 from fwk_tokenizer.growth import GrowthLimit

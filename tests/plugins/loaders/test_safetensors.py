@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from fwk.errors import ModelLoadError
 from fwk.interfaces.loader import LoaderContext
-from fwk.text.chat_template import ChatTemplate
+from fwk_jinja.chat import ChatTemplate
 from fwk_loaders._common.templates import joined
 from fwk_loaders.safetensors.loader import SafetensorsLoader
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from fwk.errors import InvalidRequest, ModelLoadError
+from fwk_errors import InvalidRequest, ModelLoadError
 from fwk_jinja.errors import TemplateRefusal
 from fwk_jinja.template import BoundedTemplate
 
