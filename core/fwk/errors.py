@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import difflib
 import re
-import traceback
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from fwk_errors import ConfigError as ConfigError
 from fwk_errors import FwkError as FwkError
 from fwk_errors import InvalidRequest as InvalidRequest
 from fwk_errors import ModelLoadError as ModelLoadError
+from fwk_errors import NotServed as NotServed
 from fwk_errors import PluginError as PluginError
+from fwk_errors import one_line_traceback as one_line_traceback
 
 
 class PortTaken(ConfigError):
@@ -40,18 +40,6 @@ class PluginFault(RequestFailed, RuntimeError):
     """
 
     exit_code = 5
-
-
-class NotServed(FwkError):
-    """A request is not served: there are too many (429), it took too long (503, 504), its body is too large (413).
-
-    ``retry_after``: seconds after which trying again makes sense; None when it makes none.
-    """
-
-    def __init__(self, message: str, status: int, retry_after: int | None = None) -> None:
-        super().__init__(message)
-        self.status = status
-        self.retry_after = retry_after
 
 
 class EngineDead(FwkError):
@@ -102,14 +90,6 @@ def in_range(answer: Any, end: int, what: str, least: int = 0) -> str | None:
         if low < least or high >= end:
             return f"answered {what} {low if low < least else high}, outside {least} to {end - 1},"
     return None
-
-
-def one_line_traceback(error: BaseException) -> str:
-    """An exception as one line of a log: its kind, what it says, and the calls that led to it, the outermost first."""
-    frames = traceback.extract_tb(error.__traceback__)
-    calls = " > ".join(f"{'/'.join(Path(frame.filename).parts[-2:])}:{frame.lineno} {frame.name}" for frame in frames)
-    words = " ".join(str(error).split())
-    return f"{type(error).__name__}: {words} (in {calls})" if words else f"{type(error).__name__} (in {calls})"
 
 
 def one_line(error: BaseException, max_length: int) -> str:

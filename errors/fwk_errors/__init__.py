@@ -1,9 +1,13 @@
-"""Errors that are meant for a person to read, for core and the packages alongside it: base classes, and exit codes.
+"""Errors that are meant for a person to read, for core and the packages alongside it: base classes, exit codes,
+and how one is written to a log.
 
-Core has these as ``fwk.errors``, along with its own of requests and engines. Nothing is imported here.
+Core has these as ``fwk.errors``, along with its own of requests and engines. Nothing of either is imported here.
 """
 
 from __future__ import annotations
+
+import traceback
+from pathlib import Path
 
 
 class FwkError(Exception):
@@ -46,3 +50,23 @@ class InvalidRequest(FwkError):
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
         self.param = param
+
+
+class NotServed(FwkError):
+    """A request is not served: there are too many (429), it took too long (503, 504), its body is too large (413).
+
+    ``retry_after``: seconds after which trying again makes sense; None when it makes none.
+    """
+
+    def __init__(self, message: str, status: int, retry_after: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.retry_after = retry_after
+
+
+def one_line_traceback(error: BaseException) -> str:
+    """An exception as one line of a log: its kind, what it says, and the calls that led to it, the outermost first."""
+    frames = traceback.extract_tb(error.__traceback__)
+    calls = " > ".join(f"{'/'.join(Path(frame.filename).parts[-2:])}:{frame.lineno} {frame.name}" for frame in frames)
+    words = " ".join(str(error).split())
+    return f"{type(error).__name__}: {words} (in {calls})" if words else f"{type(error).__name__} (in {calls})"

@@ -9,7 +9,7 @@ import pytest
 
 from fwk.config import ServerOptions
 from fwk.errors import NotServed
-from fwk.server.admission import STEPS_IN, AdmissionController
+from fwk_http.admission import STEPS_IN, AdmissionController
 
 
 async def turns(admission: AdmissionController, count: int) -> list[list[int]]:

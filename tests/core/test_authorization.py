@@ -11,10 +11,10 @@ from starlette.routing import Mount, Route, WebSocketRoute
 from fwk.config import ServerOptions
 from fwk.interfaces.dialect import Dialect, DialectContext
 from fwk.interfaces.observer import Observer, ObserverContext
-from fwk.server.admission import AdmissionController
 from fwk.server.app import Reports, build_app
-from fwk.server.authorization import Guard
-from fwk.server.keys import Keys
+from fwk_http.admission import AdmissionController
+from fwk_http.authorization import Guard
+from fwk_http.keys import Keys
 
 KEYS = Keys("user", "admin")
 

@@ -17,11 +17,11 @@ from fwk.config import Config, ModelOptions, ServerOptions
 from fwk.config.wire import to_plain
 from fwk.errors import ConfigError, PortTaken
 from fwk.plugins import build_config, discover
-from fwk.server.admission import AdmissionController
 from fwk.server.app import Reports, build_app
-from fwk.server.keys import Keys, read_keys
 from fwk.server.listening import allowed_origins, forget, is_public, listen, tls_context, warn_if_open
 from fwk_http.addresses import address
+from fwk_http.admission import AdmissionController
+from fwk_http.keys import Keys, read_keys
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,6 @@ from fwk.interfaces.sampling import LogitsProcessor, LogitsView, Sampler, Sampli
 from fwk.interfaces.schedule import ScheduleContext, SchedulePolicy
 from fwk.plugins import PluginSet, Resolution, discover
 from fwk.plugins.options import build_config
-from fwk.server.keys import Keys
 from fwk.server.lifecycle import LifecycleManager
 from fwk.server.model_engines import ModelEngines
 from fwk.server.observer_dispatch import Observers
@@ -36,6 +35,7 @@ from fwk.types import NewSequence, SamplingParams
 from fwk.worker.runner.sequence_table import SequenceTable
 from fwk.worker.runner.step_rows import StepRows
 from fwk.worker.sampling.pipeline import Place, SamplingPipeline
+from fwk_http.keys import Keys
 from fwk_kit.testing.base import installed
 from fwk_kit.testing.fake_engine import make_engine, make_policy, reference
 

@@ -19,8 +19,8 @@ from fwk.interfaces.dialect import DialectContext
 from fwk.interfaces.loader import Checkpoint, LoaderContext
 from fwk.interfaces.served_weights import ServedWeights
 from fwk.server.app import install_error_handlers
-from fwk.server.keys import Keys
 from fwk.server.route_registry import RouteRegistry
+from fwk_http.keys import Keys
 from fwk_kit.testing.fake_frontend import FakeFrontend
 from fwk_loaders.remote_instance import RemoteInstanceOptions
 from fwk_loaders.remote_instance.loader import RemoteInstanceLoader

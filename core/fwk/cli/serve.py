@@ -26,7 +26,7 @@ def _serve(argv: Sequence[str], engines_of: Callable[[int], list[EngineProcess]]
         from fwk.cli.common import note, read_given  # noqa: PLC0415 - after an engine was started
         from fwk.plugins.audit import Audit  # noqa: PLC0415
         from fwk.plugins.pools import num_engines, server_configs  # noqa: PLC0415
-        from fwk.server.keys import read_keys  # noqa: PLC0415
+        from fwk_http.keys import read_keys  # noqa: PLC0415
         from fwk_process.log import set_up_log  # noqa: PLC0415
         from fwk_process.progress import set_up_progress  # noqa: PLC0415
 

@@ -8,9 +8,7 @@ from typing import Literal
 from pydantic import ValidationInfo, field_validator
 
 from fwk.config.options import Options, option
-
-KEY_PATTERN = r"^[\x21-\x7e]*$"
-"""What a header can carry."""
+from fwk_http.keys import KEY_PATTERN
 
 
 class ServerOptions(Options):

@@ -19,11 +19,11 @@ from fwk import __version__
 from fwk.errors import EngineDead, InvalidRequest, NotServed, RequestFailed, what_is_wrong
 from fwk.interfaces.dialect import Dialect, openai_error
 from fwk.interfaces.observer import Observer
-from fwk.server.admission import AdmissionController
-from fwk.server.keys import Keys
 from fwk.server.listening import LOCAL_PAGES
-from fwk.server.middleware import UNFORESEEN, RequestMiddleware, log_unforeseen
 from fwk.server.route_registry import AddRoutes, RouteRegistry
+from fwk_http.admission import AdmissionController
+from fwk_http.keys import Keys
+from fwk_http.middleware import UNFORESEEN, RequestMiddleware, log_unforeseen
 
 PUBLIC_ROUTES = ("/health", "/ready")
 """Which of core's routes need no key; a dialect names its own (``Dialect.public_paths``)."""

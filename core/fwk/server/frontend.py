@@ -28,7 +28,6 @@ from fwk.interfaces.parser import StreamParser, ToolParser
 from fwk.interfaces.sampling import LogitsProcessorSpec
 from fwk.interfaces.served_weights import ServedWeights, WeightUpdater
 from fwk.plugins import PluginSet, Registered
-from fwk.server.middleware import current_headers
 from fwk.server.model_engines import ModelEngines
 from fwk.server.observer_dispatch import Observers
 from fwk.server.parsers import Parsers
@@ -38,6 +37,7 @@ from fwk.text import ModelText, prepare_input
 from fwk.text.grammars import Grammars
 from fwk.types import GrammarRequest, Request, SamplingParams, TokenEvent, cache_namespace
 from fwk.types.sampling import GrammarKind
+from fwk_http.middleware import current_headers
 from fwk_jobs.client import Work, current_work
 from fwk_jobs.pool import WaitingPool
 

@@ -13,10 +13,10 @@ import orjson
 from fwk.config import ServerOptions
 from fwk.errors import ConfigError, PortTaken
 from fwk.interfaces.dialect import openai_error
-from fwk.server.keys import Keys, read_keys
 from fwk_files.regular import check_regular
 from fwk_http import addresses
 from fwk_http.handover import Offer, Predecessor, take_listener
+from fwk_http.keys import Keys, read_keys
 from fwk_http.server import Bounds
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from fwk.config import Config
 from fwk.errors import EngineDead, InvalidRequest
 from fwk.interfaces.engine_pool import Engine, EnginePool, Receiver
 from fwk.interfaces.feature import Exclusive
-from fwk.server.admission import Deadlines
+from fwk.server.deadlines import Deadlines
 from fwk.types import Request
 
 FeatureCall = Callable[[str, str, Sequence[Any]], Awaitable[Any]]

@@ -15,11 +15,11 @@ import msgspec
 from fwk.config import Config
 from fwk.errors import EngineDead, InvalidRequest, NotServed
 from fwk.interfaces.engine_pool import Engine, EnginePool, Receiver
-from fwk.server.admission import RETRY_SECONDS
 from fwk.server.engine_client import EngineClient
 from fwk.server.engine_process import EngineProcess
 from fwk.server.spare_engines import SpareEngines
 from fwk.types import EngineReady, EngineStats, Request, total_stats
+from fwk_http.admission import RETRY_SECONDS
 
 log = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from fwk.interfaces.dialect import Dialect, openai_error
 from fwk.interfaces.model_names import is_form, names_of, read_all, replay
 from fwk.plugins.answers import guarded
 from fwk.plugins.discovery import OWN
-from fwk.server.authorization import Access, Guard
-from fwk.server.keys import Keys
+from fwk_http.authorization import Access, Guard
+from fwk_http.keys import Keys
 
 _MAX_PATH = 256
 _MAX_ADMIN_BODY = 2**16  # a name and a few settings, which FastAPI reads on the event loop

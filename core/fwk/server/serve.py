@@ -19,7 +19,6 @@ from fwk.errors import ConfigError, EngineDead, PluginError
 from fwk.plugins import PluginSet
 from fwk.plugins.pools import model_router
 from fwk.plugins.selection import probable_kernels
-from fwk.server.admission import AdmissionController
 from fwk.server.app import Reports, guarded
 from fwk.server.engine_process import EngineProcess
 from fwk.server.listening import Listening, allowed_origins, bounds, forget, listen, offer, warn_if_open
@@ -27,6 +26,7 @@ from fwk.server.served_model import ServedModel, Shared
 from fwk.setup.checkpoint import locate, num_bytes
 from fwk.types import EngineReady
 from fwk_http.addresses import address
+from fwk_http.admission import AdmissionController
 from fwk_http.handover import Offer
 from fwk_http.server import HttpServer
 from fwk_native.ahead import build_ahead

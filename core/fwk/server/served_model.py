@@ -21,12 +21,10 @@ from fwk.interfaces.feature import PromptsServed, ServerPartContext
 from fwk.interfaces.served_weights import ServedWeights
 from fwk.plugins import PluginFactory, PluginSet, Selection
 from fwk.plugins.selection import check_strict, check_used
-from fwk.server.admission import AdmissionController
 from fwk.server.app import Reports, build_app, unguarded_app
 from fwk.server.engine_process import EngineProcess
 from fwk.server.frontend import ServerFrontend
 from fwk.server.helper import HelperJobs, new_helper, vet_grammar, warm_up
-from fwk.server.keys import Keys
 from fwk.server.lifecycle import LifecycleManager
 from fwk.server.listening import allowed_origins
 from fwk.server.model_engines import FeatureCall, ModelEngines
@@ -41,6 +39,8 @@ from fwk.setup.sampling_defaults import FOLLOWED, preferred_sampling, sampling_d
 from fwk.text import model_text
 from fwk.text.grammars import Grammars
 from fwk.types import EngineReady, tenant_of
+from fwk_http.admission import AdmissionController
+from fwk_http.keys import Keys
 
 Progress = Callable[[str], None]
 

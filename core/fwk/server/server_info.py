@@ -9,7 +9,7 @@ from fwk.config import Config
 from fwk.config.secrets import without_secrets
 from fwk.plugins import PluginSet, option_owners
 from fwk.plugins.selection import is_named
-from fwk.server.keys import Keys
+from fwk_http.keys import Keys
 
 
 def describe(config: Config, plugins: PluginSet, keys: Keys) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from fwk.config import ServerOptions
 from fwk.interfaces.dialect import MAX_TRACE_HEADER, Dialect
 from fwk.interfaces.sampling import LogitsProcessorSpec
 from fwk.plugins import PluginSet, discover, load_object
-from fwk.server.middleware import MAX_REQUEST_ID
 from fwk_http.connection import MAX_HEAD_BYTES, MAX_HEADERS
+from fwk_http.middleware import MAX_REQUEST_ID
 
 HEAD = """# Limits
 

@@ -14,8 +14,8 @@ from fwk.errors import EngineDead, NotServed, RequestFailed
 from fwk.interfaces.dialect import Dialect, DialectContext, GenerateInput, OutputDelta
 from fwk.plugins import Registered
 from fwk.server.app import Reports, add_core_routes, install_error_handlers
-from fwk.server.keys import Keys
 from fwk.server.route_registry import RouteRegistry
+from fwk_http.keys import Keys
 from fwk_kit.testing.asgi import Call, Reply, call
 from fwk_kit.testing.base import PluginSuite
 from fwk_kit.testing.fake_frontend import FakeFrontend, deltas_of, interleaved

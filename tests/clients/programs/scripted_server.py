@@ -16,9 +16,9 @@ import uvicorn
 from fwk.config import ServerOptions
 from fwk.interfaces.dialect import DialectContext, GenerateInput, ModelCard
 from fwk.interfaces.parser import ParserContext
-from fwk.server.admission import AdmissionController
 from fwk.server.app import Reports, build_app
-from fwk.server.keys import Keys
+from fwk_http.admission import AdmissionController
+from fwk_http.keys import Keys
 from fwk_kit.testing import fake_frontend
 from fwk_kit.testing.fake_frontend import FakeFrontend, Step, deltas_of
 from fwk_parsers.json.parser import JsonParser

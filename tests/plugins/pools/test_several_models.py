@@ -15,8 +15,8 @@ from fwk.errors import ConfigError
 from fwk.plugins import discover
 from fwk.plugins.pools import server_configs
 from fwk.server.app import install_error_handlers
-from fwk.server.keys import Keys
 from fwk.server.route_registry import RouteRegistry
+from fwk_http.keys import Keys
 from fwk_pools.on_demand.model_router import ModelRouter
 
 

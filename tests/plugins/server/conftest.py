@@ -19,9 +19,9 @@ from tests.helpers.lazy import lazy
 
 from fwk.config import ServerOptions
 from fwk.interfaces.dialect import Dialect, DialectContext
-from fwk.server.admission import AdmissionController
 from fwk.server.app import Reports, build_app, install_error_handlers
-from fwk.server.keys import Keys
+from fwk_http.admission import AdmissionController
+from fwk_http.keys import Keys
 from fwk_kit.testing.fake_frontend import BOS, EOS, VOCAB_SIZE, FakeFrontend, deltas_of, interleaved, score
 from fwk_server.openai.dialect import OpenAIDialect
 

@@ -13,9 +13,9 @@ from fastapi import FastAPI
 
 from fwk.config import ServerOptions
 from fwk.interfaces.dialect import DialectContext
-from fwk.server.admission import AdmissionController
 from fwk.server.app import Reports, build_app
-from fwk.server.keys import Keys
+from fwk_http.admission import AdmissionController
+from fwk_http.keys import Keys
 from fwk_server.openai.dialect import OpenAIDialect
 from fwk_server.playground import PlaygroundOptions
 from fwk_server.playground.dialect import FILES, KINDS, STATIC, PlaygroundDialect

@@ -9,7 +9,7 @@ from enum import Enum
 from starlette.routing import BaseRoute, Match
 from starlette.types import Scope
 
-from fwk.server.keys import Keys
+from fwk_http.keys import Keys
 
 
 class Access(Enum):

@@ -1,14 +1,12 @@
-"""How many requests are let in, and how long they may take."""
+"""How many requests are let in."""
 
 from __future__ import annotations
 
 import asyncio
 import collections
+from typing import Protocol
 
-from fwk.config import ServerOptions
-from fwk.errors import EngineDead, NotServed
-from fwk.interfaces.engine_pool import Receiver
-from fwk.types import TokenEvent
+from fwk_errors import NotServed
 
 RETRY_SECONDS = 1
 """What refused clients are told to wait: places become free with every request that ends."""
@@ -19,13 +17,26 @@ STEPS_IN = 16
 read, and whoever asks for /health meanwhile would wait as long."""
 
 
+class AdmissionOptions(Protocol):
+    """``--concurrency-limit`` and what is done with requests beyond it."""
+
+    @property
+    def concurrency_limit(self) -> int | None: ...
+    @property
+    def concurrency_with_block(self) -> bool: ...
+    @property
+    def max_queued_requests(self) -> int: ...
+    @property
+    def queue_timeout(self) -> float | None: ...
+
+
 class AdmissionController:
     """Counts the requests that are served, before their bodies are read, and admits none during shutdown.
 
     ``most``: how many are let in at all; more than may run or wait in the engines could not be served soon.
     """
 
-    def __init__(self, options: ServerOptions, most: int) -> None:
+    def __init__(self, options: AdmissionOptions, most: int) -> None:
         self._most = most
         self._line: collections.deque[asyncio.Future[None]] = collections.deque()
         self._num_steps: int | None = (
@@ -124,36 +135,3 @@ class AdmissionController:
 def waited_too_long(seconds: float | None) -> NotServed:
     """What a client is told whose request never had its turn."""
     return NotServed(f"the request waited for {seconds:g} seconds and was given up", 503, RETRY_SECONDS)
-
-
-class Deadlines:
-    """Ends one request that takes too long: until its first token, or altogether."""
-
-    def __init__(self, options: ServerOptions) -> None:
-        self._options = options
-        self._timers: list[asyncio.TimerHandle] = []
-
-    def start(self, tell: Receiver) -> Receiver:
-        """Run the time for a request; returns what its news go to instead of ``tell``."""
-        queue, total = self._options.queue_timeout, self._options.request_timeout
-        if queue is None and total is None:
-            return tell
-        loop = asyncio.get_running_loop()
-        if total is not None:
-            late = NotServed(f"the request took more than {total:g} seconds and was ended", 504)
-            self._timers.append(loop.call_later(total, tell, late))
-        if queue is None:
-            return tell
-        waiting = loop.call_later(queue, tell, waited_too_long(queue))
-        self._timers.append(waiting)
-
-        def receive(news: list[TokenEvent] | EngineDead | NotServed) -> None:
-            waiting.cancel()
-            tell(news)
-
-        return receive
-
-    def stop(self) -> None:
-        """The request has ended."""
-        for timer in self._timers:
-            timer.cancel()

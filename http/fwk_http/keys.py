@@ -7,15 +7,28 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
-from fwk.config import ServerOptions
-from fwk.config.server import KEY_PATTERN
-from fwk.errors import ConfigError
+from fwk_errors import ConfigError
 from fwk_files.regular import read_text
+
+KEY_PATTERN = r"^[\x21-\x7e]*$"
+"""What a header can carry."""
 
 MAX_KEYS = 10_000
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}")
 _KEY = re.compile(KEY_PATTERN)
+
+
+class KeyOptions(Protocol):
+    """``--api-key``, ``--admin-api-key`` and ``--api-key-file``."""
+
+    @property
+    def api_key(self) -> str | None: ...
+    @property
+    def admin_api_key(self) -> str | None: ...
+    @property
+    def api_key_file(self) -> str | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +53,7 @@ class Keys:
         return [*self.for_users, *([self.admin] if self.admin else [])]
 
 
-def read_keys(options: ServerOptions) -> Keys:
+def read_keys(options: KeyOptions) -> Keys:
     """The keys of a server. Raises ``ConfigError`` for a file that cannot be read, or that holds no keys."""
     named = _read_file(options.api_key_file) if options.api_key_file is not None else {}
     admin = (options.admin_api_key or "").encode()

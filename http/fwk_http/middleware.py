@@ -12,9 +12,9 @@ from typing import Any
 import orjson
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from fwk.errors import NotServed, one_line_traceback
-from fwk.server.admission import AdmissionController
-from fwk.server.authorization import Guard
+from fwk_errors import NotServed, one_line_traceback
+from fwk_http.admission import AdmissionController
+from fwk_http.authorization import Guard
 
 log = logging.getLogger(__name__)
 
