@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from fwk.engine.progress import offline_bar
-from fwk.worker.loading import progress
-from fwk.worker.loading.progress import LoadProgress
 from fwk_native import build, compiler
+from fwk_process import load_progress as progress
+from fwk_process.load_progress import LoadProgress
 from fwk_process.log import ClearingHandler
 from fwk_process.progress import VARIABLE, ProgressBar, is_watched, set_up_progress
 

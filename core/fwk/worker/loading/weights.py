@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from fwk.interfaces.loader import WeightSource
-from fwk.worker.loading.progress import LoadProgress
+from fwk_process.load_progress import LoadProgress
 
 if TYPE_CHECKING:
     import torch
