@@ -37,6 +37,8 @@ COMMON_FLAGS = (
 INCLUDE = Path(__file__).with_name("include")
 """Where core's headers are."""
 
+GUARD = Path(__file__).with_name("guard.py")
+
 BAR_EVERY = 0.2
 """Seconds from one drawing of a build's bar to the next."""
 
@@ -194,40 +196,6 @@ class _Terminated(BaseException):
     """SIGTERM came during a build."""
 
 
-class _Start:
-    """Whether the main thread starts a compiler: one that was interrupted at that could not be ended by anybody."""
-
-    is_under_way = False
-    is_over = False
-    """SIGTERM came meanwhile."""
-
-
-_start = _Start()
-
-
-def _started(command: list[str]) -> subprocess.Popen[str]:
-    """Raises ``_Terminated``, with nothing left, if SIGTERM came meanwhile."""
-
-    def start() -> subprocess.Popen[str]:
-        return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-
-    if threading.current_thread() is not threading.main_thread():
-        return start()
-    process = None
-    _start.is_under_way, _start.is_over = True, False
-    try:
-        process = start()
-    finally:
-        _start.is_under_way = False
-        if _start.is_over:
-            if process is not None:
-                with process:
-                    process.kill()
-            raise _Terminated
-    assert process is not None, "else its error was raised"
-    return process
-
-
 @contextmanager
 def _termination_delayed(source: Path) -> Iterator[None]:
     """SIGTERM ends the compiler and removes its files, and then does what it would have done.
@@ -239,10 +207,7 @@ def _termination_delayed(source: Path) -> Iterator[None]:
         return
 
     def stop(*_: object) -> None:
-        if _start.is_under_way:
-            _start.is_over = True
-        else:
-            raise _Terminated
+        raise _Terminated
 
     before = signal.signal(signal.SIGTERM, stop)
     try:
@@ -270,20 +235,40 @@ def _run(command: list[str], source: Path, bar: ProgressBar | None) -> None:
 
 
 def _waited_for(command: list[str], bar: ProgressBar | None) -> tuple[int, str]:
-    """A command's exit code, and what it wrote to standard error."""
+    """A command's exit code, and what it wrote to standard error. It ends with this process, or with what is raised."""
     step = BAR_EVERY if bar is not None and bar.is_shown else compiler.TIMEOUT
-    with _started(command) as process:
-        end = time.monotonic() + compiler.TIMEOUT
+    end = time.monotonic() + compiler.TIMEOUT
+    with _guarded(command) as process:
+        while True:
+            try:
+                said = process.communicate(timeout=step)[1]
+                return process.returncode, said
+            except subprocess.TimeoutExpired:
+                if time.monotonic() >= end:
+                    raise
+                if bar is not None:
+                    bar.refresh()
+
+
+@contextmanager
+def _guarded(command: list[str]) -> Iterator[subprocess.Popen[str]]:
+    """A process that ends, with all that it started, when this one does or the block is left."""
+    theirs, ours = os.pipe()
+    with open(ours, "wb", buffering=0) as pipe:  # a signal may end ``Popen`` before it has told of the process
         try:
-            while True:
-                try:
-                    said = process.communicate(timeout=step)[1]
-                    return process.returncode, said
-                except subprocess.TimeoutExpired:
-                    if time.monotonic() >= end:
-                        raise
-                    if bar is not None:
-                        bar.refresh()
-        except BaseException:
-            process.kill()
-            raise
+            process = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(GUARD), str(theirs), *command],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                pass_fds=[theirs],
+                start_new_session=True,
+            )
+        finally:
+            os.close(theirs)
+        with process:
+            try:
+                yield process
+            finally:
+                pipe.close()

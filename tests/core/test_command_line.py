@@ -47,6 +47,17 @@ def test_help_is_short_and_says_where_the_rest_is(
     assert "--lpm-window" in whole
 
 
+def test_ctrl_c_while_a_command_is_imported_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupting:
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == "fwk.cli.commands":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "fwk.cli.commands", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Interrupting(), *sys.meta_path])
+    assert main(["version"]) == 130
+
+
 @pytest.mark.parametrize("words", ["--help", "bench --help", "plugins --help"])
 def test_lists_of_commands_wrap_at_words(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: str

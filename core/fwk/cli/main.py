@@ -6,11 +6,10 @@ import os
 import sys
 from collections.abc import Sequence
 
-from fwk.cli.commands import OWN, commands, overview, run
-from fwk.errors import FwkError
-
 
 def usage() -> str:
+    from fwk.cli.commands import commands, overview  # noqa: PLC0415 - see ``main``
+
     return overview(
         "fwk",
         "An LLM inference framework whose every feature is a plugin.",
@@ -28,8 +27,23 @@ def version(argv: Sequence[str]) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command. Errors meant for a person are one line and the exit code of their kind (``fwk.errors``)."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    """Run a command. Errors meant for a person are one line and the exit code of their kind (``fwk.errors``).
+
+    Imports within, so that Ctrl-C during them ends without a traceback, too.
+    """
+    try:
+        return _main(list(sys.argv[1:] if argv is None else argv))
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _main(words: list[str]) -> int:
+    from fwk.cli.commands import OWN, commands, run  # noqa: PLC0415
+    from fwk.errors import FwkError  # noqa: PLC0415
+
     if not words or words[0] in ("-h", "--help", "help"):
         print(usage(), end="")
         return 0
@@ -41,8 +55,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     except FwkError as error:
         print(f"fwk: error: {error}", file=sys.stderr)
         return error.exit_code
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
