@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,10 +14,31 @@ import pytest
 import zmq
 
 from fwk import SamplingParams
-from fwk.engine.loop import EngineLoop, bind
-from fwk.types import AddRequest, EngineFailed, EngineReady, EngineStats, FromEngine, Ping, Pong, Request, Shutdown
+from fwk.engine.loop import MAX_MESSAGE_BYTES, EngineLoop, bind, meet
+from fwk.types import (
+    Abort,
+    AddRequest,
+    CallFeature,
+    EngineFailed,
+    EngineReady,
+    EngineStats,
+    FromEngine,
+    Ping,
+    Pong,
+    Request,
+    Shutdown,
+)
 
 CLIENT = b"the-client"
+ENCODE = msgspec.msgpack.encode
+STRANGE = (
+    bytes(range(256)) * 16,
+    ENCODE(Ping(1)),
+    ENCODE(AddRequest(Request(request_id="stranger", prompt_token_ids=[65], sampling=SamplingParams()))),
+    ENCODE(Abort("0" * 32)),
+    ENCODE(CallFeature(1, "lora", "load", ["evil", "/etc"])),
+    ENCODE(Shutdown()),
+)
 READY = EngineReady("f", 8, 16, 64, 512, {}, [])
 
 
@@ -44,7 +67,8 @@ class Wire:
 
     def __init__(self, folder: Path) -> None:
         self._context = zmq.Context[zmq.Socket[bytes]]()
-        address = f"ipc://{folder}/s"
+        self.path = folder / "s"
+        self._address = address = f"ipc://{self.path}"
         self.engine: Any = Engine()
         self._bound = bind(self._context, address)
         self._loop = EngineLoop(self.engine, self._bound, READY, CLIENT)
@@ -61,6 +85,19 @@ class Wire:
         while self._client.poll(200):
             answers.append(msgspec.msgpack.decode(self._client.recv(), type=FromEngine))
         return answers
+
+    def meet(self) -> None:
+        """As the engine process does before it loads."""
+        self._client.send(ENCODE(Ping(0)))
+        meet(self._bound, self._address, CLIENT.decode())
+
+    @contextmanager
+    def stranger(self) -> Iterator[zmq.Socket[bytes]]:
+        """Another process of the same user, which has found the socket."""
+        with self._context.socket(zmq.DEALER) as stranger:
+            stranger.setsockopt(zmq.LINGER, 1000)
+            stranger.connect(self._address)
+            yield stranger
 
     def close(self) -> None:
         self._client.close(linger=0)
@@ -101,3 +138,35 @@ def test_a_client_of_another_version_is_told(wire: Wire) -> None:
     (answer,) = wire.run(Ping(1, protocol=99))
     assert isinstance(answer, EngineFailed)
     assert "protocol" in answer.message
+
+
+def test_strangers_are_not_listened_to_nor_answered(wire: Wire) -> None:
+    with wire.stranger() as stranger:
+        for message in STRANGE:
+            stranger.send_multipart([message, message])
+        assert wire.run(Ping(1))[0] == READY
+        assert not stranger.poll(100)
+    assert not wire.engine.added
+
+
+def test_a_message_past_the_limit_ends_its_connection_alone(wire: Wire) -> None:
+    for data in (b"GET / HTTP/1.1\r\n\r\n", b"\0" * 100_000, b"\xff" * 64 + b"\x7f" * 10_000):
+        with socket.socket(socket.AF_UNIX) as raw:
+            raw.connect(str(wire.path))
+            raw.sendall(data)
+    with wire.stranger() as stranger:
+        events = stranger.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        stranger.send(b"x" * (MAX_MESSAGE_BYTES + 1))
+        has_ended = events.poll(10_000)
+        stranger.disable_monitor()
+        events.close()
+    assert has_ended, "the connection continues past the limit"
+    assert wire.run(Ping(1))[0] == READY
+
+
+def test_nobody_else_can_connect_once_the_client_has_come(wire: Wire) -> None:
+    with wire.stranger() as stranger:
+        stranger.send(STRANGE[-1])
+        wire.meet()
+        assert not wire.path.exists()
+        assert wire.run(Ping(1))[0] == READY, "its own connection stays"

@@ -104,7 +104,7 @@ def test_a_socket_whose_path_would_be_too_long(tiny_model: Path, tmp_path: Path)
 def test_what_a_killed_server_left_is_in_nobodys_way(spawn: Start) -> None:
     """Its socket and its folder, as they are found after kill -9 of both; and a port that was in use a moment ago."""
     first = spawn(*FAKE)
-    left = next(path.parent for path in first.folder.rglob("*.sock"))
+    left = next(first.folder.rglob("fwk-tmp-engine-*"))
     copy = first.folder / "copy"
     copy.mkdir()
     with socket.socket(socket.AF_UNIX) as stale:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -50,6 +51,13 @@ def bind(context: zmq.Context[zmq.Socket[bytes]], address: str) -> zmq.Socket[by
     socket.setsockopt(zmq.RCVHWM, 0)
     socket.bind(address)
     return socket
+
+
+def meet(socket: zmq.Socket[bytes], address: str, client: str) -> None:
+    """Wait for the client's first message. No other process can connect afterwards: the socket has no path any more."""
+    while socket.recv_multipart()[0] != client.encode():
+        log.warning("dropped a message that came from a stranger")
+    Path(address.removeprefix("ipc://")).unlink(missing_ok=True)
 
 
 class EngineLoop:

@@ -59,16 +59,17 @@ def main() -> int:
     prefer_as_victim()
     parent_pipe = ParentPipe()
     with gc_paused():
-        from fwk.engine.loop import EngineLoop, bind  # noqa: PLC0415 - torch comes with it, before there is a spec
+        from fwk.engine.loop import EngineLoop, bind, meet  # noqa: PLC0415 - torch comes with it, before there is a spec
     spec = parent_pipe.spec()
     parent_pipe.memory.give_back()
+    context = zmq.Context[zmq.Socket[bytes]]()
+    socket = bind(context, spec.address)
     config = from_plain(spec.config)
     set_up_log(config.server.log_level, config.server.log_format, spec.name)
     set_up_progress(not config.engine.disable_progress_bars and spec.engine_index == 0)
-    context = zmq.Context[zmq.Socket[bytes]]()
     import torch  # noqa: PLC0415
 
-    socket = bind(context, spec.address)
+    meet(socket, spec.address, spec.client)
     try:
         engine, plugins, ready = _load(spec)
     except FwkError as error:
@@ -174,7 +175,7 @@ class ParentPipe:
             socket = Path(self._spec.result().address.removeprefix("ipc://"))
             with contextlib.suppress(OSError):  # a parent that ended well has removed them itself
                 crash_file(self._spec.result().address).unlink(missing_ok=True)
-                socket.unlink()
+                socket.unlink(missing_ok=True)
                 socket.parent.rmdir()
         os._exit(1)
 

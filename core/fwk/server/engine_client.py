@@ -113,7 +113,9 @@ class EngineClient(Engine):
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, 10)
         self._socket.connect(address)
+        self._socket.send(self._encoder.encode(Ping(0)))  # queued: the engine waits for it before it loads
         asyncio.get_running_loop().add_reader(self._socket.fileno(), self._receive)
         self._tasks = [asyncio.create_task(self._ping()), asyncio.create_task(self._watch())]
 
