@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import os
 import re
 import socket
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.helpers.sources import FILES, ROOT, dotted
 
+from fwk.cli.commands import commands
 from fwk.cli.main import main
 from fwk.cli.option_parsing import read_config_file
 from fwk.config import ServerOptions
@@ -25,6 +29,7 @@ from fwk_cache.file.folder import Folder
 from fwk_features.weights_cache.worker import trusted
 from fwk_files.regular import open_regular, read_regular
 from fwk_http.keys import read_keys
+from fwk_kit.cli.bench import COMMANDS as BENCHES
 from fwk_kit.cli.output import output_file
 from fwk_loaders._common import read_json
 from fwk_loaders.gguf.loader import GGUFLoader
@@ -119,6 +124,8 @@ COMMANDS = (
     ("train-draft", "--out"),
     ("bench", "serve", "--json"),
     ("bench", "serve", "--vllm-json"),
+    ("bench", "serve", "--picture"),
+    ("bench", "compare", "--json"),
     ("bench", "compare", "--picture"),
     ("bench", "startup", "--json"),
     ("plugins", "freeze", "--output"),
@@ -147,6 +154,70 @@ def test_commands_refuse_their_outputs_before_they_work(odd: list[Path], capsys:
     assert output_file(os.devnull) == Path(os.devnull)
     assert kept.read_text() == "kept"
     assert not new.exists(), "it is only looked at"
+
+
+INPUTS = (
+    ("run-batch", "--url", "x", "-o", os.devnull, "-i"),
+    ("heavy-channels", "--out", os.devnull, "--data"),
+    ("train-draft", "--out", "{folder}", "--data"),
+    ("bench", "serve", "--tokenizer"),
+    ("bench", "compare", "--tokenizer"),
+    ("bench", "compare", "--dataset"),
+    ("bench", "serve", "--dataset"),
+    ("plugins", "new", "samplers", "mine_of_a_test", "--directory"),
+    ("plugins", "list", "--plugins-lock"),
+    ("generate", "m", "a prompt", "--config"),
+)
+
+
+@pytest.mark.timeout(60)
+def test_commands_wait_for_no_input_that_is_no_file(odd: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+    fifo, listening, device, folder, loop, missing = odd
+    for words in INPUTS:
+        own = [] if words[-1] == "--directory" else [folder, missing]
+        for path in (fifo, listening, device, loop, *own):
+            given = [word.format(folder=folder / "out") for word in words]
+            try:
+                code = main([*given, str(path)])
+            except SystemExit as ended:
+                code = ended.code
+            said = capsys.readouterr().err
+            assert code not in (0, 1), (words, path, said)
+            assert words[-1].lstrip("-") in said, (words, path, said)
+            assert path.name in said, (words, path, said)
+            assert "Traceback" not in said
+
+
+PATHS = re.compile(
+    r"^--(.*-)?(out|output|json|picture|data|dataset|tokenizer|file|dir|directory|folder|path|config|i|o)$"
+)
+
+
+class Asked(Exception):
+    """A command has its arguments."""
+
+
+def test_every_path_that_a_command_takes_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All arguments of all commands but those of ``fwk serve``, from the commands themselves."""
+    tried = {(tuple(word for word in words[:2] if word[0] != "-"), words[-1]) for words in (*COMMANDS, *INPUTS)}
+    found: set[tuple[tuple[str, ...], str]] = set()
+
+    def parsed(parser: argparse.ArgumentParser, *_: Any, **__: Any) -> None:
+        own = getattr(parser, "own", None)
+        for action in parser._actions:
+            names = action.option_strings
+            if any(map(PATHS.match, names)) and action.nargs != 0 and (not own or action.dest in own):
+                found.add((command, next((name for name in names if (command, name) in tried), names[0])))
+        raise Asked
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parsed)
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_known_args", parsed)
+    below = {("plugins", name) for name in commands("plugins.")} | {("bench", name) for name in BENCHES}
+    for command in [*((name,) for name in commands() if name not in ("plugins", "bench")), *below]:
+        with suppress(Asked):
+            main(list(command))
+    assert {row for row in found if row[1] != "--config"} <= tried, found - tried
+    assert len(found) > 10
 
 
 MAKERS = {

@@ -13,6 +13,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from fwk.errors import ConfigError
+from fwk_files.regular import read_text
 
 WORDS = (
     *("river", "stone", "light", "garden", "window", "letter", "morning", "paper", "bridge", "market", "story"),
@@ -20,6 +21,8 @@ WORDS = (
     *("question", "island", "harbor", "teacher", "ladder", "candle", "mirror", "orange", "pocket", "bottle", "farmer"),
     *("valley", "circle", "planet", "shadow", "basket", "blanket", "corner", "dinner", "finger", "hammer", "jacket"),
 )
+
+MAX_DATASET_BYTES = 4 * 2**30
 
 TRIES = 20
 """Texts tried until one has the wanted number of tokens after a round trip through the tokenizer."""
@@ -187,9 +190,9 @@ def _endless(pairs: list[tuple[str, str]]) -> Iterator[tuple[str, str]]:
 def _conversations(path: Path) -> list[tuple[str, str]]:
     """First questions and their answers, from a ShareGPT file."""
     try:
-        entries = json.loads(path.read_text(encoding="utf-8"))
+        entries = json.loads(read_text(path, MAX_DATASET_BYTES))
         turns = [[turn["value"] for turn in entry["conversations"][:2]] for entry in entries]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError(
             f"--dataset {path} is not in ShareGPT's form, [{{'conversations': [{{'value': TEXT}}, ...]}}, ...]: {error}"
         ) from None

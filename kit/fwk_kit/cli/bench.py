@@ -10,7 +10,6 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fwk.cli.commands import overview
@@ -19,7 +18,7 @@ from fwk.cli.common import note, read_options
 from fwk.cli.option_parsing import Parser
 from fwk.errors import ConfigError
 from fwk.interfaces.command import Command
-from fwk_kit.cli.output import output_file
+from fwk_kit.cli.output import input_file, output_file
 from fwk_process.log import set_up_log
 
 if TYPE_CHECKING:
@@ -273,12 +272,14 @@ def _add_load_flags(parser: Parser) -> None:
     parser.add_argument("--output-len", type=int)
     parser.add_argument("--prefix-len", type=int, help="tokens all prompts begin with")
     parser.add_argument("--spread", type=float, help="shortest length as a share of the given one, 0 to 1")
-    parser.add_argument("--dataset", type=Path, help="a ShareGPT JSON file to take questions and lengths from")
+    parser.add_argument("--dataset", type=input_file, help="a ShareGPT JSON file to take questions and lengths from")
     parser.add_argument("--slo", nargs="+", default=[], metavar="NAME=MS", help="goals: ttft=200 tpot=50 latency=5000")
     parser.add_argument("--repeat", type=int, default=1, help="runs, with other prompts each (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--model", help="name the server knows the model by (default: what /v1/models says first)")
-    parser.add_argument("--tokenizer", type=Path, help="tokenizer.json of the model (default: the default model's)")
+    parser.add_argument(
+        "--tokenizer", type=input_file, help="tokenizer.json of the model (default: the default model's)"
+    )
     parser.add_argument("--api-key")
     parser.add_argument("--no-ignore-eos", action="store_true", help="for servers that refuse ignore_eos")
     parser.add_argument("--json", type=output_file, help="write the figures here")

@@ -1,4 +1,4 @@
-"""Files that commands write: refused before the work, which may take an hour, and not after it."""
+"""Files that commands read and write: refused before the work, which may take an hour, and not after it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import argparse
 import errno
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
+
+from fwk_files.regular import check_regular
 
 
 def check_output(path: Path) -> None:
@@ -28,11 +31,20 @@ def check_output(path: Path) -> None:
 
 def output_file(text: str) -> Path:
     """The type of an argument of argparse: a path that ``check_output`` accepts, with ``~`` expanded."""
+    return _checked(text, check_output, "write")
+
+
+def input_file(text: str) -> Path:
+    """The same of a regular file that is read."""
+    return _checked(text, check_regular, "read")
+
+
+def _checked(text: str, check: Callable[[Path], None], verb: str) -> Path:
     try:
         path = Path(text).expanduser()
-        check_output(path)
+        check(path)
     except OSError as error:
-        raise argparse.ArgumentTypeError(f"cannot write {text!r:.300}: {error.strerror}") from None
+        raise argparse.ArgumentTypeError(f"cannot {verb} {text!r:.300}: {error.strerror}") from None
     except (ValueError, RuntimeError) as error:  # a null byte; ~ of an unknown user
-        raise argparse.ArgumentTypeError(f"cannot write {text!r:.300}: {error}") from None
+        raise argparse.ArgumentTypeError(f"cannot {verb} {text!r:.300}: {error}") from None
     return path

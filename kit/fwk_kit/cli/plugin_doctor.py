@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import re
 import subprocess
 import sys
 import tomllib
-import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -27,6 +27,8 @@ from fwk.plugins.discovery import GROUP, OWN
 SLOW_SECONDS = 0.01
 """Declaring should cost less: ``fwk --help`` declares everything that is installed."""
 
+MAX_INFO_BYTES = 4 * 2**20
+"""Of a server's answer to what it is."""
 
 PLACE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 """What names an object to import in a declaration."""
@@ -191,8 +193,10 @@ def _server(plugins: PluginSet, url: str) -> Iterator[Finding]:
         raise ConfigError(f"--url {url}: must begin with http:// or https://")
     try:
         with urllib.request.urlopen(url.rstrip("/") + "/server_info", timeout=10) as reply:
-            info: dict[str, Any] = json.load(reply)
-    except (OSError, ValueError, urllib.error.URLError) as error:
+            info = json.loads(reply.read(MAX_INFO_BYTES))
+            if not isinstance(info, dict):
+                raise ValueError("it is no server of fwk")
+    except (OSError, ValueError, http.client.HTTPException, RecursionError) as error:
         yield Finding("error", url, f"cannot be asked for its plugins: {error}")
         return
     if info.get("fingerprint") == plugins.fingerprint:

@@ -13,6 +13,7 @@ from fwk.plugins import FAMILIES, PluginSet
 from fwk.plugins.families import NAMED, closest
 from fwk.plugins.options import flag
 from fwk.plugins.selection import caches_with_tiers
+from fwk_process.folders import output_folder
 
 NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 
@@ -126,6 +127,7 @@ def create(plugins: PluginSet, family: str, name: str, parent: Path) -> Path:
             f"a module fwk_{name} is there already, and the new package would hide it: choose another name"
         )
     folder = parent / f"fwk-{name.replace('_', '-')}"
+    output_folder(parent, "--directory")
     if folder.exists():
         raise ConfigError(f"{folder} is there already: choose another name, or another folder with --directory")
     for path, text in package(plugins, found).items():

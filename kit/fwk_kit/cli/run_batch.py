@@ -25,6 +25,7 @@ from typing import IO, Any, cast
 from fwk.cli.common import note
 from fwk.engine.progress import offline_bar
 from fwk.errors import ConfigError, EngineDead
+from fwk_files.regular import open_regular
 from fwk_kit.cli.output import check_output
 from fwk_process.progress import set_up_progress
 
@@ -159,9 +160,12 @@ def _url(line: dict[str, Any]) -> str:
 
 def _opened(arguments: argparse.Namespace) -> IO[bytes]:
     try:
-        return Path(arguments.input_file).open("rb")
-    except OSError as error:
-        raise ConfigError(f"--input-file: cannot read {arguments.input_file}: {error.strerror}") from None
+        return open_regular(arguments.input_file)
+    except (OSError, ValueError) as error:  # a null byte
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(
+            f"--input-file: cannot read {arguments.input_file!r:.300}: {why}; - is standard input"
+        ) from None
 
 
 def _check_target(path: str) -> None:

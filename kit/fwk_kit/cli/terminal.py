@@ -18,6 +18,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.markdown import Markdown
 
+from fwk_files.regular import check_regular
+
 MAX_HISTORY_BYTES = 1_000_000
 """Of earlier sessions' messages; beyond it the older half is dropped."""
 
@@ -90,6 +92,7 @@ def _history() -> History:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         file.touch(mode=0o600)
+        check_regular(file)
         if file.stat().st_size > MAX_HISTORY_BYTES:
             with file.open("rb") as old:
                 old.seek(-MAX_HISTORY_BYTES // 2, os.SEEK_END)

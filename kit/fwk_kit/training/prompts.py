@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from argparse import ArgumentParser
 from itertools import product
-from pathlib import Path
 
 from fwk.errors import ConfigError
+from fwk_files.regular import read_text
 
 TOPICS = (
     "the water cycle", "photosynthesis", "black holes", "the French Revolution", "vaccines", "compound interest",
@@ -29,6 +29,8 @@ FORMS = (
     "Compare {} with something similar.",
     "Return a JSON object that describes {}.",
 )
+
+MAX_DATA_BYTES = 2**30
 
 
 def built_in() -> list[str]:
@@ -58,8 +60,8 @@ def _question(text: str) -> list[dict[str, str]]:
 def _read(path: str) -> list[str | list[dict[str, str]]]:
     found: list[str | list[dict[str, str]]] = []
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        lines = read_text(path, MAX_DATA_BYTES).splitlines()
+    except (OSError, ValueError) as error:
         raise ConfigError(f"--data {path}: {error}") from None
     for number, line in enumerate(lines, 1):
         if not line.strip():
