@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gc
+import time
+import tracemalloc
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -243,6 +246,21 @@ def test_the_folder_for_files_must_be_there() -> None:
 )
 def test_data_urls(url: str, wanted: bytes) -> None:
     assert MediaReader(MediaOptions()).read(url, "it") == wanted
+
+
+@pytest.mark.parametrize("unit", ["%", "%41", "A\n", "%0a", "%2B", " "])
+@pytest.mark.parametrize("head", ["data:image/png;base64,", "data:,"])
+def test_data_urls_of_any_content_cost_little(head: str, unit: str) -> None:
+    """Eight million escapes took 4 s, and half a gigabyte."""
+    url = head + unit * (2**23 // len(unit))
+    tracemalloc.start()
+    started = time.thread_time()
+    with suppress(InvalidRequest):
+        MediaReader(MediaOptions()).read(url, "it")
+    took, (_, peak) = time.thread_time() - started, tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert took < 1
+    assert peak < 50 * 2**20
 
 
 def test_long_urls_are_refused_before_they_are_decoded() -> None:

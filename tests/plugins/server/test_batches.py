@@ -264,6 +264,8 @@ FORM = (
         (FORM.replace(b"batch", b"b" * 2_000) + b"x\r\n--b--\r\n", "1024 characters"),
         (FORM.replace(b"purpose", b"other") + b"x\r\n--b--\r\n", "purpose must be batch"),
         (FORM + b"x" * 30_000 + b"\r\n--b--\r\n", "--max-files-bytes"),
+        (b"--b\r\nx: " + b"y" * 4_200 + b"\r\n" + FORM[5:] + b"x\r\n--b--\r\n", "header"),
+        (b"--b\r\n" + b"x: y\r\n" * 2_000 + FORM[5:] + b"x\r\n--b--\r\n", "header"),
     ],
 )
 async def test_forms_that_are_none_leave_nothing(client, dialect, form: bytes, said: str) -> None:

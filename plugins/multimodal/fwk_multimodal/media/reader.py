@@ -15,9 +15,16 @@ from fwk_http.clients import BadReply
 from fwk_http.fetch import Hosts, Refused, fetch
 from fwk_multimodal.media import MediaOptions
 
-_PLAIN = str.maketrans("-_", "+/")
+_PLAIN = bytes.maketrans(b"-_", b"+/")
 """From base64's alphabet for URLs to the plain one: it is written in lines, without its padding, and in either."""
 
+_SPACE = b" \t\n\r\f\v"
+
+_ESCAPED = {"%2B": "+", "%2F": "/", "%3D": "=", "%0A": "", "%0D": "", "%20": ""}
+"""Of base64 in a URL. Replaced before what is left is decoded one by one."""
+
+MAX_ESCAPES = 2**16
+"""Of a ``data:`` URL; each costs half a microsecond and 60 bytes."""
 
 MAX_FETCHES = 8
 """At once: each holds a thread of those that read bodies."""
@@ -63,11 +70,18 @@ class MediaReader:
             raise InvalidRequest(f"{name} is no data: URL: there is no comma before its content", name)
         if len(body) > 4 * self._max_bytes:
             raise self._too_large(name)
-        if not head.lower().endswith(";base64"):
-            return unquote_to_bytes(body)
-        text = "".join(unquote(body).split()).translate(_PLAIN).rstrip("=")
+        is_base64 = head.lower().endswith(";base64")
+        if is_base64 and "%" in body:
+            for escape, character in _ESCAPED.items():
+                body = body.replace(escape, character).replace(escape.lower(), character)
+        if body.count("%") > MAX_ESCAPES:
+            raise InvalidRequest(f"{name}: its data: URL has more than {MAX_ESCAPES} escapes: send it in base64", name)
+        data = unquote_to_bytes(body)
+        if not is_base64:
+            return data
+        text = data.translate(_PLAIN, _SPACE).rstrip(b"=")
         try:
-            return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
+            return base64.b64decode(text + b"=" * (-len(text) % 4), validate=True)
         except (binascii.Error, ValueError):
             raise InvalidRequest(f"{name}: what follows the comma of its data: URL is not base64", name) from None
 

@@ -17,6 +17,9 @@ from fwk_server._common.body import shown
 
 MAX_FIELD = 1024
 MAX_FIELDS = 8
+MAX_HEADERS = 4096
+"""Bytes of the headers of a part."""
+
 FORM_BYTES = 2**16
 """Of a form, besides its file."""
 PIECE = 2**20
@@ -53,6 +56,7 @@ class Upload:
         self.path = store.new_path()
         self._target: IO[bytes] | None = None
         self._headers: dict[bytes, bytes] = {}
+        self._num_header_bytes = 0
         self._name = self._value = self._text = b""
         self._field: str | None = None  # None: the file
         self._pieces: list[bytes] = []  # of the file, until they are written
@@ -117,13 +121,19 @@ class Upload:
         self._num_parts += 1
         if self._num_parts > self._max_fields:
             raise InvalidRequest(f"a form has at most {self._max_fields} fields")
-        self._headers = {}
+        self._headers, self._num_header_bytes = {}, 0
 
     def _on_name(self, data: bytes, start: int, end: int) -> None:
-        self._name += data[start:end]
+        self._name += self._counted(data[start:end])
 
     def _on_value(self, data: bytes, start: int, end: int) -> None:
-        self._value += data[start:end]
+        self._value += self._counted(data[start:end])
+
+    def _counted(self, data: bytes) -> bytes:
+        self._num_header_bytes += len(data)
+        if self._num_header_bytes > MAX_HEADERS:
+            raise InvalidRequest(f"the headers of a form's part take at most {MAX_HEADERS} bytes")
+        return data
 
     def _on_header(self) -> None:
         self._headers[self._name.lower()] = self._value
