@@ -112,6 +112,7 @@ def test_an_option_of_one_name_in_two_packages_concerns_only_what_needs_it() -> 
 
 
 OBSERVER = """
+import os, socket
 from fwk import ObserverSpec, hookimpl
 
 @hookimpl
@@ -120,6 +121,19 @@ def observers():
 
 def write(path):
     open(path, "w").close()
+
+CHANGES = [
+    lambda path: os.mkdir(path + ".d"),
+    lambda path: os.rmdir(path + ".d"),
+    lambda path: os.link(path, path + ".l"),
+    lambda path: os.symlink(path, path + ".s"),
+    lambda path: os.chmod(path, 0o600),
+    lambda path: os.chown(path, os.getuid(), -1),
+    lambda path: os.utime(path),
+    lambda path: os.truncate(path, 0),
+    lambda path: os.rename(path, path + ".r"),
+    lambda path: socket.gethostbyname("127.0.0.1"),
+]
 """
 
 
@@ -147,6 +161,11 @@ open(sys.argv[1] + ".own", "w").close()  # by nobody's code
 acme_noted.write(sys.argv[1])
 acme_noted.write(sys.argv[1])
 print(len(plugins.undeclared))
+if not sys.argv[2]:
+    for change in acme_noted.CHANGES:
+        plugins.undeclared.clear()
+        change(sys.argv[1])
+        assert [*plugins.undeclared] != [], change.__code__.co_names
 """
 
 
@@ -160,6 +179,7 @@ def test_what_was_not_declared_is_reported(touches: str, strict: str, count: int
     done = subprocess.run(words, env={"PYTHONPATH": str(site)}, capture_output=True, text=True, timeout=120)
     said = "package acme 1.0 touches 'files', which no plugin of it declares (open)"
     assert done.stderr.count(said) == {0: 0, 1: 1, None: 2}[count], done.stderr
+    assert "AssertionError" not in done.stderr, done.stderr
     assert (done.stdout.strip() == str(count)) if count is not None else "PermissionError" in done.stderr
 
 

@@ -17,22 +17,13 @@ from fwk.plugins.discovery import OWN, PluginSet
 log = logging.getLogger(__name__)
 
 _EVENTS: Mapping[str, str] = {
-    "os.exec": "processes",
-    "os.fork": "processes",
-    "os.forkpty": "processes",
-    "os.posix_spawn": "processes",
-    "os.remove": "files",
-    "os.rename": "files",
-    "os.rmdir": "files",
-    "os.spawn": "processes",
-    "os.system": "processes",
-    "os.truncate": "files",
-    "shutil.rmtree": "files",
-    "socket.bind": "network",
-    "socket.connect": "network",
-    "socket.getaddrinfo": "network",
-    "socket.sendto": "network",
+    **dict.fromkeys(("os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system"), "processes"),
     "subprocess.Popen": "processes",
+    **dict.fromkeys(("os.chmod", "os.chown", "os.link", "os.mkdir", "os.remove", "os.removexattr"), "files"),
+    **dict.fromkeys(("os.rename", "os.rmdir", "os.setxattr", "os.symlink", "os.truncate", "os.utime"), "files"),
+    "shutil.rmtree": "files",
+    **dict.fromkeys(("socket.bind", "socket.connect", "socket.getaddrinfo", "socket.gethostbyaddr"), "network"),
+    **dict.fromkeys(("socket.gethostbyname", "socket.sendmsg", "socket.sendto"), "network"),
 }
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _MAX_FRAMES = 64
