@@ -104,6 +104,32 @@ def test_one_that_is_not_described_is_found(member: str) -> None:
     assert undocumented(known | {name: changed}) == {member}
 
 
+ARRAY = re.compile(r"\b(Tensor|ndarray)\b")
+PASSAGE = re.compile(r"\n\n|\n(?=- ``)|(?<=[.\n])\s*(?=\w+(?:, \w+)*: )")
+
+
+def arrays(cls: ast.ClassDef, text: str) -> Iterator[tuple[str, str]]:
+    """Each field that is an array, or made of arrays, and each method with such an argument or answer: what is said."""
+    for node in cls.body:
+        if isinstance(node, ast.AnnAssign) and ARRAY.search(ast.unparse(node.annotation).partition("Callable")[0]):
+            name = ast.unparse(node.target)
+            yield name, " ".join(part for part in PASSAGE.split(text) if is_named(name, part))
+        elif isinstance(node, ast.FunctionDef) and ast.get_docstring(node):
+            types = [arg.annotation for arg in node.args.args] + [node.returns]
+            if ARRAY.search(" ".join(ast.unparse(one) for one in types if one and "Callable" not in ast.unparse(one))):
+                yield node.name, ast.get_docstring(node) or ""
+
+
+def test_every_array_has_a_shape() -> None:
+    """``[num_tokens, hidden_size]`` or words."""
+    known, found = classes(), set[str]()
+    for cls in known.values():
+        text = "\n\n".join(ast.get_docstring(one) or "" for one in line_of(cls, known))
+        if not cls.name.startswith("_"):
+            found |= {f"{cls.name}.{name}" for name, said in arrays(cls, text) if not re.search(r"\[|shape", said)}
+    assert found == set()
+
+
 def test_help_shows_what_the_site_shows() -> None:
     """No text stands under a field of a class, and each module is a part of the page."""
     hidden = {

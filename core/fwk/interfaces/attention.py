@@ -75,7 +75,7 @@ class AttentionLayer:
     A layer of kind LATENT has one KV head of which only K is stored: its value is the first ``value_head_size``
     numbers of K. In other layers K and V have the same size.
 
-    ``extras`` are constants of the layer that its attention uses, by the feature that reads them:
+    ``extras`` are constants of the layer that its attention uses, by the feature that reads them, in these shapes:
 
     - ``sinks`` [num_heads] float32: a further score of each query, which takes part in the softmax and has no value.
     - ``alibi_slopes`` [num_heads] float32: a score falls by the slope for each position between query and key.

@@ -107,7 +107,7 @@ class Staging(ABC):
 
     @abstractmethod
     def fill(self, name: str, values: np.ndarray) -> tuple[np.ndarray, Tensor]:
-        """Write to the beginning of a buffer: what was written, on the host and on the device, where it always is."""
+        """Write to the beginning of a buffer: what was written, in its shape, on the host and on the device."""
 
     @abstractmethod
     def sent(self) -> None:
@@ -134,7 +134,7 @@ class CacheMemory:
     def scratch(self, first: Sequence[Tensor]) -> AbstractContextManager[None]:
         """Around steps that mean nothing: where it costs nothing, what they store is forgotten afterwards.
 
-        first: what the first request will write to, so that its memory can be had ahead.
+        first: what the first request will write to, [num_bytes] uint8 each, so that its memory can be had ahead.
         """
         return nullcontext()
 
@@ -196,7 +196,7 @@ class Device(ABC):
         """What a run of a model that generates takes unless it is said. stored_dtype: the checkpoint's, by its name."""
 
     def host_buffer(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Zeros in the host's memory, from and to which the device copies without the host waiting, where it can."""
+        """Zeros of ``shape`` in the host's memory, with which the device copies while the host goes on, if it can."""
         import torch  # noqa: PLC0415 - declarations import this module, and are light
 
         return torch.zeros(tuple(shape), dtype=dtype)

@@ -969,7 +969,7 @@ class WorkerPart:
         """It has left the slot."""
 
     def wants_hidden(self, slots: np.ndarray) -> bool:
-        """Whether all layers must compute all tokens of a step of the sequences in ``slots``.
+        """Whether all layers must compute all tokens of a step of the sequences in ``slots``, [num_seqs] int64.
 
         Else the last one may leave out those that are not sampled after; ``computed`` then sees of some tokens alone.
         """

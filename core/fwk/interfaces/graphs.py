@@ -77,7 +77,7 @@ class GraphCapture(ABC):
 
         ``step`` computes one on inputs that mean nothing, and calls what it is given where a piece ends; with None,
         some times before the capture, it has nothing to call. Returns what replays each piece, in order, and what
-        ``step`` returned, valid until the next replay of anything that this object has captured.
+        ``step`` returned (of its shape), valid until the next replay of anything that this object has captured.
 
         Raises ``NotCapturable``.
         """

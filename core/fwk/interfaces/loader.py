@@ -24,7 +24,7 @@ class WeightSource(ABC):
 
     @abstractmethod
     def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Read one tensor, on the CPU, in the checkpoint's own dtype (packed formats come de-quantised).
+        """Read one tensor of ``shape``, on the CPU, in the checkpoint's own dtype (packed formats come de-quantised).
 
         Raises ``ModelLoadError`` naming file and tensor when it is missing, damaged, or not of ``shape``, and when it
         is quantised in a way that only ``raw`` can read.
@@ -39,7 +39,7 @@ class WeightSource(ABC):
         return found.to(dtype) if out is None else out.copy_(found)
 
     def tensor_on(self, name: str, shape: tuple[int, ...], device: torch.device) -> Tensor:
-        """What ``tensor`` reads, on a device that is not the host, which rounds and joins it there.
+        """What ``tensor`` reads, of ``shape``, on a device that is not the host, which rounds and joins it there.
 
         Override it where the numbers need not come from the host's memory.
         """

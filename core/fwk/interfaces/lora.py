@@ -38,7 +38,7 @@ class AdapterInfo(msgspec.Struct, array_like=True, frozen=True):
 class AdaptedBatch(ForwardBatch):
     """A step, and the slot of each token's adapter: [num_tokens] int32, -1 for none; None: no token has one.
 
-    - ``adapter_ids``: on the device.
+    - ``adapter_ids``: [num_tokens] int32 on the device.
     - ``adapter_ids_np``: the same on the CPU (numpy); None with it.
     """
 
@@ -47,7 +47,7 @@ class AdaptedBatch(ForwardBatch):
 
     @classmethod
     def of(cls, batch: ForwardBatch, adapter_ids: Tensor | None = None, adapter_ids_np: Any = None) -> AdaptedBatch:
-        """A step's inputs, and the slots."""
+        """A step's inputs, and the slots, [num_tokens] int32 each."""
         return cls(*_inputs(batch), adapter_ids=adapter_ids, adapter_ids_np=adapter_ids_np)
 
 

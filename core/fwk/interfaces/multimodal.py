@@ -81,7 +81,8 @@ class PlacedMedia:
     """What ``Model.encode`` takes at once: an item, or a part of one, such as a tile of an image.
 
     item: which of the items it is of. Its rows take the place of ``length`` tokens from ``start`` on, all of one
-    id, or of more where the model makes the rows of all of them, so ``encode`` must make as many of ``arrays``.
+    id, or of more where the model makes the rows of all of them, so ``encode`` must make as many of ``arrays``, whose
+    shapes are a matter between processor and model.
     """
 
     item: int

@@ -103,7 +103,7 @@ class Operators(ABC):
         """
 
     def gate_rounded(self, x: Tensor, activation: str, group: int) -> RoundedRows:
-        """``gate``, whose outcome is then rounded to e4m3 (``add_rms_norm_rounded``)."""
+        """``gate`` of x, [n, 2 * size], whose outcome is then rounded to e4m3 (``add_rms_norm_rounded``)."""
         raise NotImplementedError(f"{type(self).__name__} rounds nothing")
 
     @abstractmethod

@@ -51,11 +51,11 @@ class ParallelGroup(ABC):
 
     @abstractmethod
     def all_reduce(self, x: Tensor) -> Tensor:
-        """Sum over the group; may change ``x`` in place."""
+        """Sum over the group, of any shape; may change ``x`` in place."""
 
     @abstractmethod
     def all_gather(self, x: Tensor, dim: int) -> Tensor:
-        """Join the ranks' tensors along ``dim``, in rank order."""
+        """Join the ranks' tensors, of one shape, along ``dim``, in rank order."""
 
 
 class SingleRank(ParallelGroup):

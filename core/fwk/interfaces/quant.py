@@ -191,7 +191,7 @@ class QuantMethod(ABC):
     def read(
         self, weights: WeightSource, prefix: str, layout: str, size: tuple[int, int]
     ) -> Mapping[str, Tensor] | None:
-        """The tensors of one part, whole, where the checkpoint holds them in another form than ``params`` says.
+        """One part's whole tensors, in the shapes of ``params``, where the checkpoint holds them in another form.
 
         For layouts whose tensors do not follow the layer's sides, and so cannot be cut or joined as they are. size:
         out_features and in_features of the part. None: they are stored as ``params`` says, and core reads them.
@@ -201,7 +201,7 @@ class QuantMethod(ABC):
 
     @abstractmethod
     def finish(self, loaded: Mapping[str, Tensor], shape: LinearShape) -> Weights:
-        """Repack once for the kernel. ``loaded`` holds the parts already sharded and joined along ``output_dim``."""
+        """Repack once for the kernel. ``loaded``: in the shapes of ``params``, sharded, joined along ``output_dim``."""
 
     @abstractmethod
     def apply(self, weights: Weights, x: Tensor, bias: Tensor | None) -> Tensor:
@@ -222,7 +222,7 @@ class QuantMethod(ABC):
         return None
 
     def apply_rounded(self, weights: Weights, x: RoundedRows, bias: Tensor | None) -> Tensor:
-        """``apply``, of an input that was rounded in groups of ``input_group``."""
+        """``apply``, of [num_tokens, in_features] that were rounded in groups of ``input_group``."""
         raise NotImplementedError(f"{type(self).__name__} rounds no inputs")
 
     @property

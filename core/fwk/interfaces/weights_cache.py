@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class PackedTensors:
     """One layer's weights: tensors on the CPU, and ``facts`` of numbers, text and lists of them.
 
-    - ``tensors``: by a name of the method's own.
+    - ``tensors``: by a name of the method's own, of any shape.
     """
 
     tensors: Mapping[str, Tensor]
