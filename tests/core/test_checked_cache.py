@@ -43,7 +43,12 @@ WRONG: dict[str, dict[str, Callable[[Any], Any]]] = {
     "unlock": {},
     "insert": {"too few": lambda made: (made[0], made[1][:-1]), "no pair": lambda made: made[1]},
     "evict": IDS,
-    "num_evictable_blocks": {"negative": lambda count: -1, "too many": lambda count: NUM_BLOCKS + 1},
+    "num_evictable_blocks": {
+        "negative": lambda count: -1,
+        "too many": lambda count: NUM_BLOCKS + 1,
+        "none": lambda count: 0,
+        "too few": lambda count: max(count - 1, 0),
+    },
     "num_blocks": {"one more": lambda count: count + 1},
 }
 CASES = [

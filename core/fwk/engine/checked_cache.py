@@ -38,6 +38,7 @@ class CheckedCache(PrefixCache):
         self._owned = set[int]()
         self._matched: list[int] = []
         self._locked: list[int] = []  # last, perhaps for a sequence that has not started
+        self._num_locks = 0
 
     def match(self, namespace: str, token_ids: Sequence[int], max_tokens: int) -> PrefixMatch:
         def is_right(found: PrefixMatch) -> bool:
@@ -50,11 +51,15 @@ class CheckedCache(PrefixCache):
 
     def lock(self, node: Any) -> None:
         self._locked = self._matched
+        self._num_locks += 1
         self._ask("lock", None, None, node)
 
     def unlock(self, node: Any, *, is_used: bool = True) -> None:
         self._locked = self._locked if is_used else []
         self._ask("unlock", None, None, node, is_used=is_used)
+        self._num_locks -= 1
+        if self._num_locks == 0:  # blocks that it would keep from everybody, for ever, show now
+            self._count_evictable()
 
     def insert(self, node: Any, token_ids: Sequence[int], block_ids: Sequence[int]) -> tuple[Any, list[bool]]:
         return self._insert("insert", [False] * len(block_ids), node, token_ids, block_ids)
@@ -107,7 +112,12 @@ class CheckedCache(PrefixCache):
 
     @property
     def num_evictable_blocks(self) -> int:
-        count = self._ask("num_evictable_blocks", -1, lambda count: 0 <= count <= len(self._owned))
+        return self._count_evictable()
+
+    def _count_evictable(self) -> int:
+        most = len(self._owned)
+        least = 0 if self._num_locks else most
+        count = self._ask("num_evictable_blocks", -1, lambda count: least <= count <= most)
         return count if count >= 0 else len(self._unused())
 
     def _insert(self, name: str, default: list[bool], node: Any, token_ids: Any, blocks: Any) -> tuple[Any, list[bool]]:

@@ -170,7 +170,7 @@ class PrefixCache(ABC):
     @property
     @abstractmethod
     def num_evictable_blocks(self) -> int:
-        """Blocks ``evict`` could hand out now. Never more than it really could."""
+        """Blocks ``evict`` could hand out now, never more than it could; while no node is locked, all it owns."""
 
 
 @dataclass(frozen=True, kw_only=True)
