@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Ask = Callable[..., Awaitable[Any]]
+"""``await ask(operation, *args)`` runs an operation of engine parts: ``ServerPartContext.ask``."""
 
 
 class Plugins(Protocol):

@@ -75,6 +75,7 @@ class DraftView:
     - ``num_tokens``: [num_seqs] int64: tokens known of each sequence, the newest included
     - ``max_drafts``: [num_seqs] int64: most that may be proposed for each
     - ``token_ids``: [num_slots, max_model_len + 1] int32
+    - ``steps``: passes of a model of the decoder's own over them
     - ``ahead``: [num_seqs] int64: tokens that a launched step may add, of a decoder that ``drafts_ahead``; of a tree,
       along its longest path. A proposal then begins with what these may be, one after another, and has so many tokens
       more than ``max_drafts`` allows; 0: there is no such step. In a tree the first child of each node is held to be

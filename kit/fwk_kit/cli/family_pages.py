@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import sys
@@ -9,6 +10,7 @@ import tomllib
 from collections.abc import Iterator
 from importlib import resources
 from importlib.resources.abc import Traversable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,7 @@ def page(name: str) -> str:
         inspect.getdoc(family.spec) or "",
         "## The interface",
         f"`{family.spec.__module__}`:",
+        *_names(family.spec.__module__),
         *_classes(family.spec.__module__),
         "## A complete example",
         f"What `fwk plugins new {name} mine` writes; every line of it is run by fwk's own tests.",
@@ -63,6 +66,19 @@ def _chosen(name: str, family: Family) -> str:
     if family.takes_all:
         return f"Every installed one takes part{f' (with `{words}`)' if words else ''}."
     return f"Chosen with `{words}`." if words else "Not yet chosen by any option."
+
+
+def _names(module: str) -> Iterator[str]:
+    """What an interface calls types and values that are no classes, if a string below them says what they are."""
+    body = ast.parse(inspect.getsource(importlib.import_module(module))).body
+    lines: list[str] = []
+    for node, after in pairwise(body):
+        if isinstance(node, ast.Assign) and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+            source = ast.unparse(node)
+            if not source.startswith("_"):
+                lines.append(f"- `{source}`: {' '.join(str(after.value.value).split())}")
+    if lines:
+        yield "\n".join(lines)
 
 
 def _classes(module: str) -> Iterator[str]:
