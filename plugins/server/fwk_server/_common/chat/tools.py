@@ -17,6 +17,7 @@ from fwk_server._common.chat.constraints import NO_GRAMMAR, Constraint, read_con
 from fwk_server._common.chat.messages import has_calls
 from fwk_server._common.chat.models import MAX_TOOLS
 from fwk_server._common.chat.schemas import check_schema
+from fwk_server._common.chat.system_messages import placed
 from fwk_server._common.chat.whole_arguments import WholeArgumentsParser
 
 CHOICES = ("none", "auto", "required")
@@ -231,10 +232,13 @@ def _modern(raw: Mapping[str, Any]) -> tuple[Mapping[str, Any], bool]:
 def with_tools(
     messages: list[dict[str, Any]], use: ToolUse | None, frontend: Frontend
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
-    """What the chat template is given: messages and tools, or all in the messages where it shows the model no tools."""
+    """What the chat template is given: messages and tools, or all in the messages where it shows the model no tools.
+
+    System messages are where it takes them.
+    """
     if not frontend.text.shows_tools and (use is not None or has_calls(messages)):
-        return tools_in_text(messages, use, frontend), None
-    return messages, use.tools if use is not None else None
+        return placed(tools_in_text(messages, use, frontend), frontend.text), None
+    return placed(messages, frontend.text), use.tools if use is not None else None
 
 
 def tools_in_text(messages: Sequence[dict[str, Any]], use: ToolUse | None, frontend: Frontend) -> list[dict[str, Any]]:
