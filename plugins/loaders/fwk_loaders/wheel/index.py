@@ -1,7 +1,8 @@
 """Fetch a wheel from a package index by its own API, for environments without pip (made by uv or pipx).
 
 Indexes answer as JSON (PEP 691) or as a page of links (PEP 503); both are read. Which index is asked is what uv and pip
-would ask: ``UV_DEFAULT_INDEX``, ``UV_INDEX_URL``, ``PIP_INDEX_URL``, pip's configuration files, else PyPI.
+would ask: ``UV_DEFAULT_INDEX``, ``UV_INDEX_URL``, ``PIP_INDEX_URL``, pip's configuration files, else PyPI. Folders of
+``UV_FIND_LINKS`` and ``PIP_FIND_LINKS`` come first, and ``UV_NO_INDEX`` and ``PIP_NO_INDEX`` leave nothing else.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import configparser
 import json
 import os
+import shutil
 import ssl
 import sys
 from collections.abc import Callable, Iterator
@@ -25,6 +27,8 @@ from fwk_http.clients import Allowance, bound_httpx
 
 PYPI = "https://pypi.org/simple"
 VARIABLES = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "PIP_INDEX_URL")
+FIND_LINKS = ("UV_FIND_LINKS", "PIP_FIND_LINKS")
+NO_INDEX = ("UV_NO_INDEX", "PIP_NO_INDEX")
 KINDS = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.2, text/html;q=0.1"
 MAX_PAGE_BYTES = 32 << 20
 SLOWEST = 20_000.0
@@ -52,6 +56,19 @@ def index_url() -> str:
     return PYPI
 
 
+def _folders() -> Iterator[Path]:
+    """Folders of wheels; addresses among them are left to pip and uv."""
+    for name in FIND_LINKS:
+        for entry in os.environ.get(name, "").replace(",", " ").split():
+            found = urlsplit(entry)
+            if found.scheme in ("", "file"):
+                yield Path(unquote(found.path) if found.scheme else entry).expanduser()
+
+
+def _has_no_index() -> bool:
+    return any(os.environ.get(name, "").lower() not in ("", "0", "false", "no", "off", "n", "f") for name in NO_INDEX)
+
+
 def _without_name(value: str) -> str:
     """uv takes NAME=URL, too."""
     before, separator, after = value.partition("=")
@@ -76,6 +93,15 @@ def fetch_wheel(
     reached: called with the bytes that came so far and those that are to come. Raises ``OSError`` with a sentence.
     """
     wanted = Requirement(requirement)
+    for given in _folders():
+        wheels = sorted(path.name for path in given.glob("*.whl"))
+        name = _fitting(wanted, wheels)
+        if name is not None:
+            if (given / name).stat().st_size > max_bytes:
+                raise NoWheel(f"{given / name} has more than {max_bytes} bytes, so it is not {requirement}")
+            return Path(shutil.copy(given / name, folder))
+    if _has_no_index():
+        raise NoWheel(f"no folder of {' and '.join(FIND_LINKS)} has a wheel of {wanted}, and no index may be asked")
     index = index or index_url()
     page = f"{index}/{canonicalize_name(wanted.name)}/"
     try:
@@ -132,7 +158,14 @@ class _Links(HTMLParser):
 
 
 def _wheel(wanted: Requirement, links: list[str], index: str) -> str:
-    """The address of the wheel that fits."""
+    """The address of the wheel that fits. Raises ``NoWheel``."""
+    link = _fitting(wanted, links)
+    if link is None:
+        raise NoWheel(f"the package index {index} has no wheel of {wanted} for this machine")
+    return urldefrag(link).url
+
+
+def _fitting(wanted: Requirement, links: list[str]) -> str | None:
     fitting = frozenset(sys_tags())
     for link in links:
         try:
@@ -140,8 +173,8 @@ def _wheel(wanted: Requirement, links: list[str], index: str) -> str:
         except InvalidWheelFilename:
             continue
         if name == canonicalize_name(wanted.name) and wanted.specifier.contains(version) and tags & fitting:
-            return urldefrag(link).url
-    raise NoWheel(f"the package index {index} has no wheel of {wanted} for this machine")
+            return link
+    return None
 
 
 def _file_name(url: str) -> str:
