@@ -72,6 +72,12 @@ def test_a_server_of_no_flags(
     run_program([str(python_with(package)), str(PROGRAMS / program)], default, AGENTS | more)
 
 
+def test_the_requests_of_tools_that_are_not_installed(default: tuple[str, str]) -> None:
+    """Open WebUI and VS Code."""
+    checks = {"open_webui_ollama", "open_webui_openai", "vs_code_ollama", "vs_code_chat"}
+    run_program([sys.executable, str(PROGRAMS / "as_editors_ask.py")], default, checks)
+
+
 @pytest.mark.parametrize(
     ("packages", "program"),
     [
