@@ -349,3 +349,71 @@ def test_images_where_the_model_sees(page: Browser) -> None:
     assert parts[1]["image_url"]["url"] == f"data:image/png;base64,{PIXEL}"
     answered(page, 1)
     assert page.run("return document.querySelector('.message.user img').naturalWidth") == 1
+
+
+TOOL_SERVERS = """
+    const add = { name: "add", description: "Adds two numbers.", annotations: null };
+    const look = { name: "look", description: "Looks.", annotations: { readOnlyHint: true } };
+    const call = { server_label: "sums", name: "add", arguments: '{"a": 40, "b": 2}' };
+    const usage = { input_tokens: 5, output_tokens: 3, input_tokens_details: { cached_tokens: 0 } };
+    const item = (one) => ({ type: "response.output_item.done", item: one });
+    const text = (said) => [
+        { type: "response.output_text.delta", delta: said },
+        item({ id: "msg_1", type: "message", role: "assistant", content: [{ type: "output_text", text: said }] }),
+    ];
+    const rounds = [
+        [item({ id: "mcpl_1", type: "mcp_list_tools", server_label: "sums", tools: [add, look] }),
+         item({ id: "mcpr_1", type: "mcp_approval_request", ...call }),
+         item({ id: "mcpr_2", type: "mcp_approval_request", ...call, name: "<b>add</b>" })],
+        [item({ id: "mcp_1", type: "mcp_call", status: "completed", output: "<i>42</i>", error: null, ...call }),
+         ...text("It is 42.")],
+        text("Yes."),
+    ];
+    const own = window.fetch;
+    window.sent = [];
+    window.fetch = async (url, settings) => {
+        if (url === "/v1/tool_servers") return Response.json({ data: [{ label: "sums", tools: [add, look] }] });
+        if (url !== "/v1/responses") return own(url, settings);
+        window.sent.push(JSON.parse(settings.body));
+        const events = [...rounds.shift(), { type: "response.completed", response: { status: "completed", usage } }];
+        return new Response(events.map((one) => `event: ${one.type}\\ndata: ${JSON.stringify(one)}\\n\\n`).join(""));
+    };
+    document.getElementById("key").dispatchEvent(new Event("change"));
+"""
+
+
+def test_tools_of_mcp_servers_are_shown_and_approved(page: Browser, tmp_path: Path) -> None:
+    """Nothing is run before a person has said so of each call; what was said is sent on with the items."""
+    assert page.run("return document.getElementById('tool-servers').hidden"), "the server has none"
+    page.run(TOOL_SERVERS)
+    page.wait("document.querySelectorAll('#tool-list > li').length === 1")
+    assert "Adds two numbers." in page.text("#tool-list")
+    page.run("document.querySelector('#tool-list input').click()")
+    page.type("#input", "What is 40 plus 2?" + ENTER)
+    page.wait("document.querySelectorAll('.approval').length === 2")
+    page.screenshot(tmp_path / "approval.png")
+    assert 'sums: <b>add</b>({"a": 40, "b": 2})' in page.text(".approval")
+    if AXE.exists():
+        assert page.violations(AXE) == []
+    page.click(".approval button", "Do not run")
+    page.wait("document.querySelectorAll('.approval').length === 1")
+    assert len(page.run("return window.sent")) == 1
+    page.click(".approval button", "Run")
+    page.wait(f"document.querySelector('.call') && {IDLE}")
+    assert "<i>42</i>" in page.text(".call")
+    assert page.text(".message.assistant .text") == "It is 42."
+    page.type("#input", "Sure?" + ENTER)
+    answered(page, 2)
+    first, second, third = page.run("return window.sent")
+    assert [entry["require_approval"] for entry in first["tools"]] == ["always"]
+    assert (first["store"], first["max_output_tokens"]) == (False, 20)
+    assert [item["type"] for item in second["input"]] == [
+        "message",
+        "mcp_list_tools",
+        *["mcp_approval_request"] * 2,
+        *["mcp_approval_response"] * 2,
+    ]
+    verdicts = {item["approval_request_id"]: item["approve"] for item in second["input"][-2:]}
+    assert verdicts == {"mcpr_1": True, "mcpr_2": False}
+    more = ["mcp_call", "message", *["mcp_approval_response"] * 2, "message"]
+    assert [item["type"] for item in third["input"]][4:] == more

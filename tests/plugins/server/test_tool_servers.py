@@ -172,6 +172,14 @@ async def test_a_call_is_made_and_its_result_read(http, frontend, sums, says):
     assert usage["output_tokens"] == len(ADD) + len("It is 42.")
 
 
+async def test_the_servers_are_listed_without_their_addresses(http, sums):
+    reply = await http.get("/v1/tool_servers")
+    [server] = reply.json()["data"]
+    assert (server["label"], [tool["name"] for tool in server["tools"]]) == ("sums", ["add", "look", "fail", "hang"])
+    assert server["tools"][1]["annotations"]["readOnlyHint"]
+    assert sums.url not in reply.text
+
+
 @pytest.mark.sweep
 async def test_the_events_tell_the_same_response(http, says):
     says(ADD, "It is 42.")

@@ -41,11 +41,12 @@ from fwk_server.openai_responses.replies import (
     ItemsReply,
     ResponseReply,
     TokensReply,
+    ToolServersReply,
 )
 from fwk_server.openai_responses.reply import Writer
 from fwk_server.openai_responses.request import MAX_ID, ResponsesBody, chat_fields, check_compaction, read
 from fwk_server.openai_responses.rounds import approved, events
-from fwk_server.openai_responses.server_tools import read_server_tools
+from fwk_server.openai_responses.server_tools import listed, read_server_tools
 from fwk_server.openai_responses.tool_servers import ToolServers
 
 if TYPE_CHECKING:
@@ -110,6 +111,7 @@ class ResponsesDialect(ChatDialect):
         add(_ONE, self.delete, reply=DeletedReply, method="DELETE", parameters=[_ID])
         add(f"{_ONE}/cancel", self.cancel, reply=ResponseReply, parameters=[_ID])
         add(f"{_ONE}/input_items", self.input_items, reply=ItemsReply, method="GET", parameters=[_ID, *PAGE])
+        add("/v1/tool_servers", self.tool_servers, reply=ToolServersReply, method="GET")
         self._conversations.add_routes(app, self)
 
     async def create(self, request: Request) -> Response:
@@ -203,6 +205,12 @@ class ResponsesDialect(ChatDialect):
         asked = body.validate(CompactBody, body.parse(data))
         _, context = self._context(asked, caller.service.tenant)
         return self.prepared(compact_fields(asked, context), caller), context
+
+    async def tool_servers(self, request: Request) -> Response:
+        """List the tool servers that requests may name, with their tools. Where they are is the operator's alone."""
+        servers = self._servers.by_label.values()
+        data = [{"object": "tool_server", "label": one.label, "tools": listed(one.tools)} for one in servers]
+        return json_response({"object": "list", "data": data})
 
     def _lines(self, job: Job, *, is_whole: bool = False) -> AsyncGenerator[bytes, None]:
         return events(job, self.frontend, self.prepared, is_whole=is_whole)

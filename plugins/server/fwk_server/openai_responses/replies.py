@@ -49,6 +49,13 @@ class ItemsReply(Reply):
     has_more: bool
 
 
+class ToolServersReply(Reply):
+    """The tool servers that a request may name."""
+
+    object: str
+    data: list[dict[str, Any]]
+
+
 class ErrorReply(Reply):
     """Every error."""
 

@@ -13,7 +13,7 @@ from fwk_server._common.chat.items import new_id
 from fwk_server._common.logprobs import TokenTexts, chat_logprobs
 from fwk_server.openai_responses.request import ResponsesBody
 from fwk_server.openai_responses.response import new_response, usage_of
-from fwk_server.openai_responses.server_tools import ServerTools
+from fwk_server.openai_responses.server_tools import ServerTools, listed
 from fwk_server.openai_responses.tool_servers import ToolResult
 
 
@@ -62,18 +62,9 @@ class Writer:
         """The events of listing the tools of servers."""
         lines = b""
         for label in labels:
-            tools = [
-                {
-                    "name": tool.name,
-                    "description": tool.description,
-                    "input_schema": tool.input_schema,
-                    "annotations": tool.annotations,
-                }
-                for tool in self._tools.by_label[label]
-            ]
             item = {"id": new_id("mcpl"), "type": "mcp_list_tools", "server_label": label, "error": None}
             lines += self._add(item | {"tools": []}) + self._of_item("response.mcp_list_tools.in_progress")
-            self.output[-1]["tools"] = tools
+            self.output[-1]["tools"] = listed(self._tools.by_label[label])
             lines += self._of_item("response.mcp_list_tools.completed") + self._done(len(self.output) - 1)
         self._start = len(self.output)
         return lines

@@ -61,6 +61,19 @@ class ServerTools:
         return [name]
 
 
+def listed(tools: Sequence[ServerTool]) -> list[dict[str, Any]]:
+    """Tools as OpenAI's items of type ``mcp_list_tools`` have them."""
+    return [
+        {
+            "name": tool.name,
+            "description": tool.description,
+            "input_schema": tool.input_schema,
+            "annotations": tool.annotations,
+        }
+        for tool in tools
+    ]
+
+
 def read_server_tools(tools: Sequence[Any] | None, servers: ToolServers) -> ServerTools:
     """What the entries of type ``mcp`` ask for. Raises ``InvalidRequest``."""
     found = ServerTools()

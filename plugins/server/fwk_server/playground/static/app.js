@@ -3,9 +3,11 @@ import { Chat } from "./chat.js";
 import { History } from "./history.js";
 import { Images } from "./images.js";
 import { Growing, visible } from "./markdown.js";
+import { fromChat, takeItem } from "./responses.js";
 import { Charts, why } from "./server.js";
 import * as store from "./store.js";
-import { messages, stream } from "./stream.js";
+import { messages, stream, takeChunk } from "./stream.js";
+import { ToolServers, asked, made, waiting } from "./tools.js";
 
 const PANELS = ["settings", "server"];
 const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed"];
@@ -24,6 +26,7 @@ const tell = (text) => { $("state").textContent = text; };
 const charts = new Charts($("charts"));
 const images = new Images(tell);
 const history = new History(() => chat, open, tell);
+const servers = new ToolServers(() => keepSettings());
 
 // Settings
 
@@ -50,12 +53,14 @@ function request(nodes) {
   const schema = parsed("schema", "object"), tools = parsed("tools", "array");
   if (schema) body.response_format = { type: "json_schema", json_schema: { name: "answer", schema } };
   if (tools) body.tools = tools;
-  return body;
+  const entries = servers.entries();
+  if (entries.length) return { url: "/v1/responses", body: fromChat(body, nodes, $("system").value.trim(), entries), take: takeItem };
+  return { url: "/v1/chat/completions", body: { ...body, stream_options: { include_usage: true } }, take: takeChunk };
 }
 
 function keepSettings() {
   const values = Object.fromEntries(KEPT.map((id) => [id, $(id).value]));
-  store.put("settings", { id: "settings", ...values, logprobs: $("logprobs").checked, model }).catch((error) => tell(`Settings are not kept: ${error.message}`));
+  store.put("settings", { id: "settings", ...values, logprobs: $("logprobs").checked, servers: [...servers.chosen], reads: $("tool-reads").checked, model }).catch((error) => tell(`Settings are not kept: ${error.message}`));
 }
 
 async function loadSettings() {
@@ -63,6 +68,8 @@ async function loadSettings() {
   if (!kept) return null;
   for (const id of KEPT) if ($(id).value === "") $(id).value = kept[id] ?? "";
   $("logprobs").checked = kept.logprobs === true;
+  $("tool-reads").checked = kept.reads === true;
+  servers.chosen = new Set(kept.servers ?? []);
   return kept.model;
 }
 
@@ -76,14 +83,19 @@ function open(wanted) {
   $("input").focus();
 }
 
-async function answer(parent) {
+function answer(parent) {
+  const node = chat.add(parent, { role: "assistant", content: "", thinking: "", calls: [], tokens: [], reason: "", error: "" });
+  return write(node, parent);
+}
+
+// Has the model write into node, with all that was said up to last.
+async function write(node, last) {
   const own = chat, before = own.path();
-  const node = own.add(parent, { role: "assistant", content: "", thinking: "", calls: [], tokens: [], reason: "", error: "" });
   const control = (running = new AbortController());
   let next = 0, saved = performance.now();
   show();
   history.keep(own);
-  await stream(node, () => request(before.slice(0, before.indexOf(parent) + 1)), control.signal, () => {
+  await stream(node, () => request(before.slice(0, before.indexOf(last) + 1)), control.signal, () => {
     const now = performance.now();
     if (now < next) return;
     draw(node);
@@ -138,13 +150,25 @@ function results(node) {
   });
 }
 
+// What the person says of a call that waits; the answer goes on when all are answered.
+function decide(node) {
+  return (item, approve) => {
+    if (running) return;
+    node.answers = { ...node.answers, [item.id]: approve };
+    history.keep(chat);
+    if (waiting(node).length) return show();
+    Object.assign(node, { reason: "", error: "" });
+    write(node, node);
+  };
+}
+
 // The parts of an answer that grow while it is streamed.
 function view(node, body) {
-  const thinking = element("div"), text = element("div", { className: "text" });
+  const thinking = element("div"), text = element("div", { className: "text" }), calls = element("div");
   const folded = element("details", { open: node.isOpen ?? false }, element("summary", { textContent: "Thinking" }), thinking);
   folded.ontoggle = () => { node.isOpen = folded.open; };
-  body.append(text);
-  return { folded, thinking: new Growing(thinking), text: new Growing(text) };
+  body.append(calls, text);
+  return { folded, calls, thinking: new Growing(thinking), text: new Growing(text) };
 }
 
 function draw(node) {
@@ -156,12 +180,15 @@ function draw(node) {
     node.view ??= view(node, body);
     if (node.thinking && !node.view.folded.isConnected) body.prepend(node.view.folded);
     if (node.thinking) node.view.thinking.draw(node.thinking, isWhole);
+    const calls = made(node);
+    if (calls.length > node.view.calls.childElementCount) node.view.calls.append(...calls.slice(node.view.calls.childElementCount));
     if (node.tokens.length) node.view.text.place.replaceChildren(...tokens(node));
     else node.view.text.draw(node.content, isWhole);
   } else body.append(visible(node.content));
   const pictures = (node.images ?? []).map((url, i) => element("img", { src: url, alt: `image ${i + 1} of this message` }));
   if (pictures.length) body.append(element("div", { className: "pictures" }, ...pictures));
   if (node.calls?.length && !running) body.append(...results(node));
+  if (!running && node === chat.path().at(-1)) body.append(...asked(node, decide(node)));
   if (node.error) body.append(element("p", { className: "error", role: "alert", textContent: node.error }));
   if (isAtEnd) log.scrollTop = log.scrollHeight;
 }
@@ -302,8 +329,9 @@ PANELS.forEach(panel);
 toggle("chats", matchMedia("(min-width: 64rem)").matches);
 show();
 loadSettings().then((wanted) => {
-  keepKey(() => connect(wanted));
-  connect(wanted);
+  const begin = () => { connect(wanted); servers.load(); };
+  keepKey(begin);
+  begin();
 });
 history.load();
 $("input").focus();

@@ -1,6 +1,6 @@
 // A chat is a tree: an edit or another try is a sibling, and each node knows which of its children is shown.
 
-const KEPT = ["role", "content", "thinking", "calls", "tokens", "reason", "error", "stats", "call", "name", "images", "shown"];
+const KEPT = ["role", "content", "thinking", "calls", "tokens", "reason", "error", "stats", "call", "name", "images", "items", "answers", "shown"];
 
 export class Chat {
   constructor(kept = {}) {

@@ -1,4 +1,4 @@
-// One answer from /v1/chat/completions: the request, and what its events add to a message.
+// One answer: the request of /v1/chat/completions, and what the events of a stream add to a message.
 
 import { headers, problem } from "./api.js";
 
@@ -32,7 +32,7 @@ async function* events(reply) {
   }
 }
 
-function take(node, event) {
+export function takeChunk(node, event) {
   if (event.error) throw new Error(event.error.message ?? String(event.error));
   if (event.usage) node.usage = event.usage;
   const choice = event.choices?.[0];
@@ -61,16 +61,17 @@ function stats(node, start, first, end) {
   return parts.join(", ");
 }
 
-// Streams an answer into node; grown() is called with each event. What goes wrong is told in the node.
-export async function stream(node, makeBody, signal, grown) {
+// Streams an answer into node. make() returns the route, the body, and what takes an event into the node; grown() is
+// called with each event. What goes wrong is told in the node.
+export async function stream(node, make, signal, grown) {
   const start = performance.now();
   let first = 0;
   try {
-    const body = JSON.stringify({ ...makeBody(), stream: true, stream_options: { include_usage: true } });
-    const reply = await fetch("/v1/chat/completions", { method: "POST", headers: headers(), body, signal });
+    const { url, body, take } = make();
+    const reply = await fetch(url, { method: "POST", headers: headers(), body: JSON.stringify({ ...body, stream: true }), signal });
     if (!reply.ok) throw new Error(await problem(reply));
     for await (const event of events(reply)) {
-      first ||= event.choices?.length ? performance.now() : 0;
+      first ||= event.choices?.length || event.delta ? performance.now() : 0;
       take(node, event);
       grown();
     }
