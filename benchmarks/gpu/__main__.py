@@ -30,7 +30,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import IO, Any
 
-from benchmarks.gpu.cases import FLOORS, STAGES, Check
+from benchmarks.gpu.cases import FLOORS, STAGES, Check, missing_references
 
 GRACE = 5.0
 """Seconds by which a check may be late, with its own alarm, before its process is ended."""
@@ -55,6 +55,8 @@ class Stage:
         self.rows: list[Row] = []
         self._vital = ""
         """What failed without which the rest says nothing."""
+        self._unloaded = ""
+        """The same, of a group."""
         self._out, self._references, self._device, self._write = out, references, device, write
         self._slower = slower
         self._end = time.monotonic() + seconds * slower
@@ -67,15 +69,22 @@ class Stage:
     def run(self, checks: Sequence[Check]) -> list[Row]:
         """A row for each check."""
         for group, some in groupby(checks, key=lambda check: check.group):
-            waiting = [replace(check, seconds=check.seconds * self._slower) for check in some]
+            waiting = [self._slowed(check) for check in some]
+            self._unloaded = ""
             while waiting:
-                why = "no time was left" if self.left <= 0 else self._vital
+                why = "no time was left" if self.left <= 0 else self._vital or self._unloaded
                 if why:
                     for check in waiting:
                         self._add({"check": check.name, "group": group, "passed": None, "error": why})
                     break
+                first = waiting[0]
+                waiting[0] = replace(first, seconds=first.seconds + first.load_seconds)
                 waiting = self._child(waiting)
         return self.rows
+
+    def _slowed(self, check: Check) -> Check:
+        seconds, more = check.seconds * self._slower, check.load_seconds * self._slower
+        return replace(check, seconds=seconds, load_seconds=more)
 
     def _child(self, checks: list[Check]) -> list[Check]:
         """Run a process; returns the checks that another has to run, which are fewer."""
@@ -119,19 +128,25 @@ class Stage:
                 self._add(found)
                 ended = waiting.pop(0)
                 limit = time.monotonic() + START * self._slower
-                if ended.is_vital and found["passed"] is False:
-                    self._vital = f"{ended.name} failed"
-                if self._vital or found.get("is_spoiled"):
+                if found["passed"] is False:
+                    self._failed(ended)
+                if self._vital or self._unloaded or found.get("is_spoiled"):
                     return waiting
         return []
 
     def _given_up(self, waiting: list[Check], why: str, *, is_failure: bool = True) -> list[Check]:
         check = waiting[0]
-        if check.is_vital and is_failure:
-            self._vital = f"{check.name} failed"
+        if is_failure:
+            self._failed(check)
         passed = False if is_failure else None
         self._add({"check": check.name, "group": check.group, "passed": passed, "error": why, "seconds": check.seconds})
         return waiting[1:]
+
+    def _failed(self, check: Check) -> None:
+        if check.is_vital:
+            self._vital = f"{check.name} failed"
+        if check.is_load:
+            self._unloaded = f"{check.name} failed"
 
     def _last_words(self) -> str:
         last = (self._out / "children.log").read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
@@ -240,6 +255,11 @@ def main() -> int:
     if before is not None and not before.exists():
         parser.error(f"{before} is not there: --before names the results.jsonl of an earlier call")
     checks = chosen(given.stage, given.only, before)
+    if missing := missing_references(checks, given.references):
+        parser.error(
+            f"{missing[0]} is not there, one of {len(missing)} references: make them on a CPU by "
+            f"python -m benchmarks.gpu {given.references} --stage references"
+        )
     seconds, started = STAGES[given.stage][1] if given.seconds is None else given.seconds, time.monotonic()
     stage = Stage(
         given.out, given.references, given.device, seconds, lambda line: print(line, flush=True), given.slower

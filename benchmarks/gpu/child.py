@@ -27,7 +27,12 @@ from benchmarks.gpu.checks import FUNCTIONS, Bench, Skipped
 
 SPOILED = 75
 """Exit code after an error of CUDA's."""
-CUDA_ERRORS = ("CUDA error", "CUBLAS_STATUS", "device-side assert", "an illegal memory access")
+CUDA_ERRORS = (
+    *("cuda error", "triton error [cuda]", "cublas_status", "cudnn_status", "cudaerror"),
+    *("device-side assert", "illegal memory access", "misaligned address", "unspecified launch failure"),
+    "internal assert failed",  # of torch's allocator, which knows no more what is captured
+)
+"""What errors say after which nothing on the device can be trusted, in small letters."""
 
 
 def outcome(bench: Bench, check: Check) -> dict[str, Any]:
@@ -42,10 +47,19 @@ def outcome(bench: Bench, check: Check) -> dict[str, Any]:
     except Exception as error:
         where = "" if isinstance(error, AssertionError) else f" ({_where(error)})"
         found |= {"passed": False, "error": f"{type(error).__name__}: {error}{where}"}
-        found["is_spoiled"] = any(words in str(error) for words in CUDA_ERRORS)
+        found["is_spoiled"] = is_spoiled(error)
         traceback.print_exc()
         bench.close()
     return {**found, "seconds": round(time.monotonic() - started, 1), "told": bench.told(check)}
+
+
+def is_spoiled(error: BaseException | None) -> bool:
+    """Whether it, or what it came of, is one of CUDA's."""
+    seen: list[BaseException] = []
+    while error is not None and error not in seen:
+        seen.append(error)
+        error = error.__cause__ or error.__context__
+    return any(words in str(one).lower() for one in seen for words in CUDA_ERRORS)
 
 
 def _where(error: Exception) -> str:

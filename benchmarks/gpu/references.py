@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import fwk
-from benchmarks.gpu.cases import MODELS, WORKS, Work, references
+from benchmarks.gpu.cases import MODELS, WORKS, Work, file_of, references
 from fwk import SamplingParams
 
 TOP = 8
@@ -47,10 +47,6 @@ def options_of(work: Work, options: dict[str, Any]) -> dict[str, Any]:
 
 WINDOW = 4
 """Tokens that are generated after each beginning of the reference's."""
-
-
-def file_of(folder: Path, model: str, work: str, seed: int, coarse: str) -> Path:
-    return folder / f"{'-'.join(word for word in (model, work, str(seed), coarse) if word)}.npz"
 
 
 def write_all(folder: Path, models: dict[str, dict[str, Any]] = MODELS, works: dict[str, Work] = WORKS) -> list[Path]:

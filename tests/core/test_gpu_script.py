@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import sys
 import time
 import tomllib
 import zipfile
@@ -12,13 +14,16 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from benchmarks.gpu import __main__ as script
 from benchmarks.gpu import bundle, child, modules, rehearsal
+from benchmarks.gpu import checks as checks_of
 from benchmarks.gpu.__main__ import Stage, chosen, table
-from benchmarks.gpu.cases import STAGES, Check, parity, proofs
+from benchmarks.gpu.cases import MODELS, STAGES, Check, parity, proofs
 from benchmarks.gpu.references import write_all
 from benchmarks.gpu.rehearsal import SMALL_MODELS, SMALL_WORKS, rehearsed
 from packaging.requirements import Requirement
@@ -112,13 +117,80 @@ def test_a_stage_ends_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert [(row["passed"], row["error"]) for row in rows] == [(None, "no time was left")] * 2
 
 
-@pytest.mark.sweep
-def test_nothing_is_run_where_nothing_can_be_right(tmp_path: Path) -> None:
-    vital = Check("no such check", "env", "copies", 5, is_vital=True)
+@pytest.mark.parametrize(("flag", "outcomes"), [("is_vital", [False, None, None]), ("is_load", [False, None, False])])
+def test_nothing_is_run_where_nothing_can_be_right(
+    flag: str, outcomes: list[bool | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing at all, or nothing of the group whose model could not be loaded."""
+    process = [sys.executable, "-c", "raise SystemExit(1)"]
+    start = script.subprocess.Popen
+    monkeypatch.setattr(script.subprocess, "Popen", lambda command, **more: start(process, **more))
+    first = replace(COPIES[0], **{flag: True})
     stage = Stage(tmp_path, tmp_path, "nothing", 60, lambda line: None)
-    rows = stage.run([vital, *COPIES[:1]])
-    assert [row["passed"] for row in rows] == [False, None]
-    assert rows[1]["error"] == "no such check failed"
+    rows = stage.run([first, COPIES[1], replace(COPIES[2], group="other")])
+    assert [row["passed"] for row in rows] == outcomes
+    assert rows[1]["error"] == "first copies failed"
+
+
+def test_a_process_that_goes_on_with_a_group_has_time_to_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else each of the rest would be ended while it loads the model, one after another."""
+    asked = list[list[float]]()
+
+    def one_each(stage: Stage, checks: list[Check]) -> list[Check]:
+        asked.append([check.seconds for check in checks])
+        return checks[1:]
+
+    monkeypatch.setattr(Stage, "_child", one_each)
+    checks = [replace(one, load_seconds=more) for one, more in zip(COPIES, (0, 45, 45), strict=True)]
+    Stage(tmp_path, tmp_path, "nothing", 60, print, slower=2).run(checks)
+    assert asked == [[40, 40, 40], [130, 40], [130]]
+    loads = [check for check in STAGES["measure"][0]() if check.model and check.group != "serve"]
+    assert {check.is_load for check in loads if not check.load_seconds} == {True}
+
+
+def test_references_that_were_not_brought_are_missed_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["gpu", str(tmp_path / "out"), "--references", str(tmp_path)])
+    with pytest.raises(SystemExit):
+        script.main()
+    assert re.search(r"small-short-0\.npz is not there, one of \d+ references: make them", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("words", "is_spoiled"),
+    [
+        ("CUDA error: an illegal memory access was encountered", True),
+        ("Triton Error [CUDA]: misaligned address", True),
+        ("captures_underway.empty() INTERNAL ASSERT FAILED", True),
+        ("CUDA out of memory. Tried to allocate 2.00 GiB", False),
+        ("log-probabilities differ by 3", False),
+    ],
+)
+def test_errors_after_which_a_process_ends(words: str, is_spoiled: bool) -> None:
+    """Also where fwk's own error tells of it in other words."""
+    for error in (RuntimeError(words), ValueError("the step failed")):
+        error.__cause__ = None if str(error) == words else RuntimeError(words)
+        assert child.is_spoiled(error) is is_spoiled
+
+
+def test_a_server_may_say_what_is_as_likely() -> None:
+    """It may put prompts together otherwise, and sums then round otherwise."""
+    token = SimpleNamespace(token_id=1, logprob=-1.0, top=[(1, -1.0), (2, -1.1), (3, -2.0)])
+    done = [SimpleNamespace(logprobs=[token, token, token])] * 2
+    assert checks_of._alike(done, [[1, 1, 2], [1, 1, 1]], 0.15) == {"alike": "5/6"}
+    for served, words in (([[3, 1, 1], [1, 1, 1]], "token 0 of prompt 0"), ([[2, 1, 1], [2, 1, 1]], "0 of 6 tokens")):
+        with pytest.raises(AssertionError, match=words):
+            checks_of._alike(done, served, 0.15)
+
+
+@pytest.mark.sweep
+def test_the_attention_suite_can_be_asked_for(tmp_path: Path) -> None:
+    """Without a GPU all of it is skipped: that it was collected, and pytest knows the words, is seen."""
+    check = next(check for check in proofs() if check.function == "suite")
+    bench = checks_of.Bench("cuda", torch.device("cuda"), tmp_path, tmp_path)
+    with pytest.raises(checks_of.Skipped, match=r"\d+ skipped"):
+        checks_of.suite(bench, replace(check, seconds=200, settings={**check.settings, "at_once": 1}))
 
 
 def test_what_is_run_again(tmp_path: Path) -> None:
@@ -148,9 +220,19 @@ def test_stages_fit_their_time() -> None:
         names = [check.name for check in checks()]
         assert len(set(names)) == len(names), stage
         assert max(check.seconds for check in checks()) < seconds / 2
+        assert [check.name for check in checks() if not _has_room(check)] == []
         assert all(check.function in child.FUNCTIONS for check in checks())
         groups = [group for group, _ in groupby(check.group for check in checks())]
         assert len(set(groups)) == len(groups), "one process for a group, whose kernels are compiled once"
+
+
+def _has_room(check: Check) -> bool:
+    """For its prompts and what follows them: the rehearsal makes them shorter."""
+    if "num_prompt" not in check.settings:
+        return True
+    length = check.settings["num_prompt"] + check.settings.get("num_tokens", 1)
+    most = check.options["max_total_tokens"] // check.settings["num_seqs"]
+    return length <= min(MODELS[check.model]["max_position_embeddings"], most)
 
 
 @pytest.mark.sweep
