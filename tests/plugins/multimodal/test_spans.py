@@ -47,7 +47,9 @@ def test_others_are_cut_anywhere_and_come_back_from_tiers() -> None:
 
 
 def chunking(max_chunk: int | None, policy: int, max_step: int = 100) -> Chunking:
-    limits: Any = SimpleNamespace(whole_prompts=False, max_chunk_tokens=max_chunk, max_step_tokens=max_step)
+    limits: Any = SimpleNamespace(
+        whole_prompts=False, max_chunk_tokens=max_chunk, max_step_tokens=max_step, max_decode_gap=None
+    )
     kv_blocks: Any = SimpleNamespace(cut_chunk=lambda sequence, start, count: count)
     queue: Any = SimpleNamespace(policy=SimpleNamespace(chunk=lambda sequence, remaining, room: min(policy, room)))
     return Chunking(limits, kv_blocks, queue)

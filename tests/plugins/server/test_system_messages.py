@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fwk.errors import InvalidRequest
-from fwk.text.chat_template import ChatTemplate
+from fwk_jinja.chat import ChatTemplate
 from fwk_kit.testing.fake_frontend import ByteText
 from fwk_server._common.chat.system_messages import placed
 
