@@ -59,7 +59,8 @@ class Line:
     """The line through points (x, y), the newest of which count most: ``start`` and ``slope``, neither below 0."""
 
     def __init__(self) -> None:
-        self.start = self.slope = 0.0
+        self.start: float = 0.0
+        self.slope: float = 0.0
         self._means: tuple[float, ...] = ()  # of x, y, x * x and x * y
 
     def add(self, x: float, y: float) -> None:
