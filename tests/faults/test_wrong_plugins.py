@@ -26,6 +26,7 @@ from tests.helpers.zygote import run_fwk
 MIXTURE = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 4}
 NAME = "'wrong' (fwk-wrong 1.0)"
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+KEY = "sk-of-the-administrator"
 CHAT = {"messages": [{"role": "user", "content": "Hello"}]}
 
 CHOSEN = {
@@ -90,6 +91,7 @@ FEATURE = {"wrong_feature": True}
 CALLS = CHAT | {"tools": TOOLS}
 BIASED = {"logit_bias": {"5": 1}}
 SHOWN = {"_image": True}
+LOADED = {"lora_name": "other", "lora_path": "other"}
 
 CASES = [
     *cases("attention", "forward", TENSOR, "step"),
@@ -142,6 +144,8 @@ CASES = [
     *engine_cases("stats", "raises, string, a struct of another", "later"),
     *engine_cases("trouble", "raises, float", "later"),
     *cases("features", "model_context", "raises", "start", hook="worker"),
+    *cases("load_balancers", "choose", "raises, None, object", "degraded"),
+    *cases("lora_sources", "find", "raises, string", "request", LOADED),
     *cases("engine_pools", "submit", "raises", "request"),
     *cases("engine_pools", "stats", "raises, None", "log"),
     *cases("executors", "load", "raises, exits, None, string", "start"),
@@ -175,7 +179,10 @@ SELECTED = {
 }
 """How a plugin is chosen that a server is started for."""
 
-SWEPT = ("multimodal", "expert_placers", "lora_sources", "loaders", "devices")
+ON = {"multimodal": "seeing", "load_balancers": "spread", "lora_sources": "adapting"}
+"""The fixture of the server whose requests use a plugin of a family; ``server`` of the others."""
+
+SWEPT = ("multimodal", "expert_placers", "lora_sources", "loaders", "devices", "load_balancers")
 """Families without a case in the gate: it has their checks without a server, or another start like theirs."""
 
 ONCE = [next(group) for family, group in groupby(CASES, lambda case: case.family) if family not in SWEPT]
@@ -207,6 +214,18 @@ def seeing(path: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serv
         yield start(*FLAGS)
 
 
+@pytest.fixture
+def spread(spawn: Start) -> Server:
+    """Of its own for each case: a load balancer that has failed is asked no more."""
+    return spawn(*FLAGS, "--data-parallel-size", "2", "--load-balance-method", "wrong")
+
+
+@pytest.fixture(scope="module")
+def adapting(spawn: Start, tmp_path_factory: pytest.TempPathFactory) -> Server:
+    folder = str(tmp_path_factory.mktemp("adapters"))
+    return spawn(*FLAGS, "--enable-lora", "--lora-dirs", folder, "--admin-api-key", KEY)
+
+
 _NUMBERS = count()
 
 
@@ -215,6 +234,8 @@ def ask(server: Server, body: dict[str, Any], prompt: str) -> Any:
         return server.get(body["_get"])
     if "_post" in body:
         return server.post({}, body["_post"])
+    if "lora_path" in body:
+        return server.post(body, "/v1/load_lora_adapter", {"authorization": f"Bearer {KEY}"})
     if "_image" in body:  # which no block holds
         url = f"data:image/png;base64,{base64.b64encode(encoded(noise(next(_NUMBERS)))).decode()}"
         body = {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]}
@@ -239,7 +260,7 @@ def ask(server: Server, body: dict[str, Any], prompt: str) -> Any:
     ],
 )
 def test_a_wrong_answer_is_told_in_its_name(request: pytest.FixtureRequest, case: Case) -> None:
-    server: Server = request.getfixturevalue("seeing" if case.family == "multimodal" else "server")
+    server: Server = request.getfixturevalue(ON.get(case.family, "server"))
     number, start, order = CASES.index(case), len(server.log), server.folder / "order.json"
     order.write_text(case.order)
     prompt = f"Request {number}, which no block holds yet. "
