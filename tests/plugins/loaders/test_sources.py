@@ -1,5 +1,6 @@
 """Sources: local paths, wheels, the hub; and what importing the declarations costs."""
 
+import ast
 import errno
 import hashlib
 import io
@@ -8,6 +9,7 @@ import os
 import subprocess
 import sys
 import threading
+import tomllib
 import zipfile
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,6 +17,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from packaging.requirements import Requirement
 
 from fwk.errors import ModelLoadError
 from fwk.interfaces.loader import LoaderContext
@@ -328,9 +331,21 @@ def no_pip(monkeypatch: pytest.MonkeyPatch) -> None:
         raise source.importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(source.importlib.metadata, "version", version)
-    own = (*index.VARIABLES, *index.FIND_LINKS, *index.NO_INDEX, "PIP_CONFIG_FILE", "PIP_CERT", "SSL_CERT_FILE")
+    own = (*index.VARIABLES, *index.FIND_LINKS, index.NO_INDEX, "PIP_CONFIG_FILE", "PIP_CERT", "SSL_CERT_FILE")
     for name in own:
         monkeypatch.delenv(name, raising=False)
+
+
+def test_what_fetches_without_pip_comes_without_an_extra():
+    """uv and pipx install what the project depends on, and no more."""
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
+    names = {Requirement(text).name for text in project["dependencies"]}
+    tree = ast.parse(Path(index.__file__).read_text())
+    found = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    found |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    packages = {name.partition(".")[0] for name in found} - sys.stdlib_module_names
+    assert "httpx" in packages
+    assert packages - {"fwk_http"} <= names
 
 
 @pytest.mark.usefixtures("no_pip")

@@ -2,7 +2,7 @@
 
 Indexes answer as JSON (PEP 691) or as a page of links (PEP 503); both are read. Which index is asked is what uv and pip
 would ask: ``UV_DEFAULT_INDEX``, ``UV_INDEX_URL``, ``PIP_INDEX_URL``, pip's configuration files, else PyPI. Folders of
-``UV_FIND_LINKS`` and ``PIP_FIND_LINKS`` come first, and ``UV_NO_INDEX`` and ``PIP_NO_INDEX`` leave nothing else.
+``UV_FIND_LINKS`` and ``PIP_FIND_LINKS`` come first, and ``PIP_NO_INDEX`` leaves nothing else.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fwk_http.clients import Allowance, bound_httpx
 PYPI = "https://pypi.org/simple"
 VARIABLES = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "PIP_INDEX_URL")
 FIND_LINKS = ("UV_FIND_LINKS", "PIP_FIND_LINKS")
-NO_INDEX = ("UV_NO_INDEX", "PIP_NO_INDEX")
+NO_INDEX = "PIP_NO_INDEX"
 KINDS = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.2, text/html;q=0.1"
 MAX_PAGE_BYTES = 32 << 20
 SLOWEST = 20_000.0
@@ -66,7 +66,7 @@ def _folders() -> Iterator[Path]:
 
 
 def _has_no_index() -> bool:
-    return any(os.environ.get(name, "").lower() not in ("", "0", "false", "no", "off", "n", "f") for name in NO_INDEX)
+    return os.environ.get(NO_INDEX, "").lower() not in ("", "0", "false", "no", "off", "n", "f")
 
 
 def _without_name(value: str) -> str:
