@@ -43,6 +43,8 @@ WHEELS = (
     "apache-tvm-ffi==0.1.15.post2",
     "pytest-asyncio==1.5.0",
     "typing-inspection==0.4.5",
+    "prompt_toolkit==3.0.53",
+    "wcwidth==0.9.4",
 )
 """That the machine has not; of Python 3.12 and Linux."""
 THERE = frozenset(
@@ -64,6 +66,7 @@ THERE = frozenset(
         "pytest",
         "pyyaml",
         "requests",
+        "rich",
         "safetensors",
         "sortedcontainers",
         "tabulate",

@@ -269,6 +269,8 @@ def test_what_travels_is_new_enough() -> None:
     pins = dict(line.split("==") for line in (*bundle.WHEELS, *there) if "==" in line)
     pins = {canonicalize_name(name): version for name, version in pins.items()}
     wanted = [Requirement(words) for words in project["dependencies"]]
+    names = {canonicalize_name(one.name) for one in wanted}
+    assert names - pins.keys() - bundle.THERE == set(), "neither travels nor is there: add it to WHEELS or THERE"
     checked = [one for one in wanted if canonicalize_name(one.name) in pins]
     assert {"torch", "numpy", "llguidance", "fastapi"} <= {one.name for one in checked}
     assert [str(one) for one in checked if not one.specifier.contains(pins[canonicalize_name(one.name)])] == []
