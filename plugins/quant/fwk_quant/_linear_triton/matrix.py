@@ -31,14 +31,15 @@ NUMBERS = 1024
 """Of a sum of parts in one program: eight for each of 128 threads."""
 
 
-def tile_of(num_tokens: int, itemsize: int, kind: str) -> Tile:
+def tile_of(num_tokens: int, itemsize: int, kind: str, *, is_amd: bool) -> Tile:
     """itemsize: of a number of x as the kernel reads it. Sums of many rows in float32 do not fit the registers.
 
     Tiles of int4 with few rows have half the columns: too small for a warpgroup, they are multiplied out of registers,
-    where Triton 3.6 has no room for 64 columns (25 numbers of a thread in local memory for sm_80, 18 for sm_90).
+    where Triton 3.6 has no room for 64 columns (25 numbers of a thread in local memory for sm_80, 18 for sm_90). AMD's
+    twice as many threads have it, and would read half as many bytes at once.
     """
     rows = 16 if num_tokens <= 16 or itemsize == 4 else 32 if num_tokens <= 32 else 64
-    columns = COLUMNS // 2 if kind == "int4" and rows < 64 else COLUMNS
+    columns = COLUMNS // 2 if kind == "int4" and rows < 64 and not is_amd else COLUMNS
     return Tile(rows, columns, step=128 // itemsize, num_warps=4, num_stages=3)
 
 
@@ -95,7 +96,7 @@ class TritonMatrix:
 
     def _product_of(self, x: Tensor, of_x: Tensor, dtype: torch.dtype, bias: Tensor | None) -> Tensor:
         (outputs, inputs), num_tokens = self.size, x.shape[0]
-        tile = tile_of(num_tokens, x.element_size(), self.packed.kind)
+        tile = tile_of(num_tokens, x.element_size(), self.packed.kind, is_amd=torch.version.hip is not None)
         parts, span = parts_of(outputs, inputs, tile.step)
         shape, kind = ((num_tokens, outputs), dtype) if parts == 1 else ((parts, num_tokens, outputs), torch.float32)
         out = torch.empty(shape, dtype=kind, device=x.device)
