@@ -45,16 +45,20 @@ WHEELS = (
     "typing-inspection==0.4.5",
     "prompt_toolkit==3.0.53",
     "wcwidth==0.9.4",
+    "httpx==0.28.1",
+    "httpcore==1.0.9",
 )
 """That the machine has not; of Python 3.12 and Linux."""
 THERE = frozenset(
     [
         "annotated-doc",
         "anyio",
+        "certifi",
         "click",
         "einops",
         "h11",
         "huggingface-hub",
+        "idna",
         "jinja2",
         "ninja",
         "numpy",
