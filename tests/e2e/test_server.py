@@ -30,10 +30,12 @@ PAGE_FILES = (
     "history.js",
     "images.js",
     "markdown.js",
+    "responses.js",
     "server.js",
     "store.js",
     "stream.js",
     "style.css",
+    "tools.js",
 )
 VENDOR = (
     "highlight/LICENSE.txt",
