@@ -90,6 +90,13 @@ def test_batches_of_other_sizes_have_plain_times_of_their_own() -> None:
     assert pace.room(64, 512) == pace.room(32, 512)  # the nearest that was seen
 
 
+def test_while_a_batch_fills_a_plain_step_is_one_of_all_of_it() -> None:
+    pace = taught()
+    pace.took(32, 0, 4 * PLAIN)
+    assert pace.room(4, 512, 32) == pace.room(32, 512)
+    assert pace.room(4, 512, 5) == pace.room(4, 512)
+
+
 def test_points_of_one_length_tell_nothing_of_another() -> None:
     line = Line()
     line.add(200, 0.1)

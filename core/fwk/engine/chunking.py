@@ -19,9 +19,9 @@ class Chunking:
         self.pace = Pace(limits.max_decode_gap)
         self._room = self._rest = 0
 
-    def begin_step(self, num_decoding: int, budget: int) -> None:
-        """A step has ``budget`` tokens left beyond those that decode."""
-        self._room = self.pace.room(num_decoding, budget)
+    def begin_step(self, num_decoding: int, budget: int, num_soon: int) -> None:
+        """A step has ``budget`` tokens left beyond those that decode. num_soon: as of ``Pace.room``."""
+        self._room = self.pace.room(num_decoding, budget, num_soon)
         self._rest = budget - self._room  # that no prompt takes
 
     def size(self, sequence: Sequence, remaining: int, budget: int) -> int:

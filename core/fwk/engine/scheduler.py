@@ -345,7 +345,7 @@ class Scheduler:
     def _plan_prompts(self, plan: StepPlan, looks: bool) -> None:
         """Chunks of prompts under way, then of those that start, unless blocks have run out for somebody."""
         room, num_before = plan.budget, len(plan.scheduled)
-        self._chunking.begin_step(num_before, room)
+        self._chunking.begin_step(num_before, room, min(self.num_running + self.num_waiting, self.limits.max_running))
         for sequence in list(self._running):
             if sequence.status is Status.RUNNING and not sequence.is_decoding and sequence not in plan.scheduled:
                 self._schedule_running(sequence, plan)
