@@ -42,7 +42,7 @@ def test_prompts_without_pooling(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="unknown option --pooling-type"):
         fwk.LLM(str(tmp_path), pooling_type="mean", **options)
     with fwk.LLM(str(tmp_path), **options) as llm:
-        assert len(llm.generate([[1, 2, 3]], SamplingParams(max_tokens=2))[0].token_ids) == 2
+        assert len(llm.generate([[1, 2, 3]], SamplingParams(max_tokens=2, ignore_eos=True))[0].token_ids) == 2
         with pytest.raises(AttributeError, match="embed"):
             llm.embed([[1, 2, 3]])
 
@@ -66,7 +66,7 @@ def test_weights_without_their_update(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(TINY))
     options: dict[str, Any] = {"plugins": without("weight_update"), "load_format": "dummy", "max_total_tokens": 512}
     with fwk.LLM(str(tmp_path), **options) as llm:
-        assert len(llm.generate([[1, 2, 3]], SamplingParams(max_tokens=2))[0].token_ids) == 2
+        assert len(llm.generate([[1, 2, 3]], SamplingParams(max_tokens=2, ignore_eos=True))[0].token_ids) == 2
         with pytest.raises(AttributeError, match="update_weights"):
             llm.update_weights(str(tmp_path))
     frontend: Any = SimpleNamespace(service=lambda kind: None)
@@ -83,7 +83,7 @@ def test_media_without_the_feature(tmp_path: Path) -> None:
     with fwk.LLM(str(tmp_path), **options) as llm:
         with pytest.raises(InvalidRequest, match="media needs the feature 'media': none of that name is installed"):
             llm.generate([[1, 2, 3]], media=[[MediaItem("image", b"x")]])
-        assert len(llm.generate([[1, 2, 3]], SamplingParams(max_tokens=2))[0].token_ids) == 2
+        assert len(llm.generate([[1, 2, 3]], SamplingParams(max_tokens=2, ignore_eos=True))[0].token_ids) == 2
 
 
 @pytest.mark.parametrize("feature", FIELDS)
