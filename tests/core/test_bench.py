@@ -235,7 +235,6 @@ def test_the_picture_is_svg_and_escapes_names() -> None:
         (["serve", "--slo", "speed=3"], "--slo knows ttft, tpot, latency"),
         (["serve", "--num-requests", "0"], "--num-requests 0 is too small"),
         (["serve", "--spread", "1.5"], "--spread 1.5 is above 1"),
-        (["serve", "--tokenizer", "/no/such/file"], "--tokenizer /no/such/file cannot be read"),
         (["latency", "--output-len", "1"], "--output-len 1 is too small"),
     ],
 )
@@ -244,6 +243,13 @@ def test_wrong_words_are_one_line_errors(words: list[str], message: str, capsys:
     said = capsys.readouterr().err
     assert message in said
     assert said.count("\n") == 1
+
+
+def test_a_tokenizer_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", "serve", "--tokenizer", "/no/such/file"])
+    assert ended.value.code == 2
+    assert "argument --tokenizer: cannot read '/no/such/file': No such file" in capsys.readouterr().err
 
 
 def test_a_command_that_does_not_come_up_is_told_with_its_last_words() -> None:
