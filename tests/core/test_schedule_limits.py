@@ -75,6 +75,20 @@ def test_while_sequences_decode_prompts_are_cut() -> None:
     assert sum(map(sum, made)) == 40 + 29 + 2 * (80 + 1)
 
 
+def test_preemption_is_not_bound_by_the_pace_of_the_step_before() -> None:
+    """It asks for a prompt's room before a step has any; the last one's rest would have it displace one for nothing."""
+    engine = make_engine(step_tokens=60, chunk_tokens=60, max_decode_gap=2.5, cache="none")
+    ask(engine, "a", 40, 30)
+    for _ in range(8):
+        step(engine)
+    ask(engine, "b", 80, 2)
+    step(engine)
+    chunking = engine.scheduler._chunking
+    waiting = engine.scheduler._by_request["b"][0]
+    assert [chunking.size(waiting, 50, budget) for budget in (60, 20, 1)] == [50, 20, 1]
+    finish(engine)
+
+
 def test_chunked_prefill_size_bounds_a_prompts_part_of_a_step() -> None:
     engine = make_engine(step_tokens=30, chunk_tokens=7, cache="none")
     ask(engine, "a", 20, 1)

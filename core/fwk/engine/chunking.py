@@ -24,6 +24,10 @@ class Chunking:
         self._room = self.pace.room(num_decoding, budget, num_soon)
         self._rest = budget - self._room  # that no prompt takes
 
+    def end_step(self) -> None:
+        """What pre-emption asks before the next step's prompts is not bound by this one's pace."""
+        self._rest = 0
+
     def size(self, sequence: Sequence, remaining: int, budget: int) -> int:
         """How many of a sequence's remaining tokens to compute in a step; 0 if it must be all and that is too many."""
         if self._limits.whole_prompts:

@@ -18,8 +18,8 @@ class Limits:
     ``max_start_tokens``: tokens of prompts in a step from which it starts no further prompt; None: as many as fit.
     ``max_prompts``: prompts in a step, begun ones included, from which it starts no further one; None: as many as fit.
     ``max_chunk_tokens`` of None: a prompt is cut only if it is longer than a step.
-    ``max_decode_gap``: a step with prompts takes at most so many times one in which the same sequences only decode;
-    None: no bound.
+    ``max_decode_gap``: a step with prompts takes at most so many times one in which all that run and wait only decode,
+    as ``Pace`` expects it; None: no bound.
     ``conservativeness``: blocks kept free for each running sequence to grow when another one starts.
     ``is_mixed``: prompts and decoding may share a step; if not, they take turns.
     ``num_state_places``: states of recurrent layers that workers keep for the prefix cache, one every

@@ -355,6 +355,7 @@ class Scheduler:
             free -= len(plan.scheduled) - num_before
             self._admit_waiting(plan, 0 if most is None else room - most, free)
         plan.counts = num_before, room - plan.budget
+        self._chunking.end_step()
 
     def _schedule_running(self, sequence: Sequence, plan: StepPlan) -> None:
         if plan.budget <= 0 or sequence.is_last_token_launched:

@@ -60,8 +60,8 @@ class DeviceDefaults:
     memory_fraction: of ``MemoryInfo.total``, for weights and K/V.
     step_tokens: a step computes at most so many. start_tokens: a step that starts prompts of so many starts no more;
         None: as long as they fit.
-    decode_gap: a step with prompts takes at most so many times one in which the same sequences only decode; None: no
-        bound.
+    decode_gap: a step with prompts takes at most so many times one in which all that run and wait only decode; None:
+        no bound.
     """
 
     dtype: str

@@ -150,7 +150,7 @@ function results(node) {
   });
 }
 
-// What the person says of a call that waits; the answer goes on when all are answered.
+// What the person says of a call that waits; the answer continues when all are answered.
 function decide(node) {
   return (item, approve) => {
     if (running) return;
