@@ -56,7 +56,7 @@ def main() -> int:
     records = arguments.records or arguments.root / f"{arguments.date}.jsonl"
     until = time.monotonic() + 60 * arguments.minutes
     rounds = Rounds(_makers(scenarios, default), records, arguments.long, arguments.limit, until, to_stderr)
-    rounds.run(ready, scenarios, arguments.repeat)
+    rounds.run(ready, scenarios, arguments.repeat, arguments.apart)
     left_out += [f"- {name} in {scenario}: {why}" for (name, scenario), why in rounds.failures.items()]
     command = f"benchmarks/peers.sh {' '.join(sys.argv[1:])}".strip()
     content = page(arguments.date, command, every, read(records), left_out)
@@ -83,6 +83,8 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--limit", type=float, default=240, help="seconds after which a run has failed")
     parser.add_argument("--minutes", type=float, default=60, help="no run starts later (default: %(default)s)")
+    told = "all rounds of a scenario one after another, with engines started once for it: fewer minutes"
+    parser.add_argument("--apart", action="store_true", help=told)
     parser.add_argument("--setup", action="store_true", help="set the peers up and run nothing")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="compilers at once, for llama.cpp")
     parser.add_argument("--date", default=today)

@@ -55,7 +55,7 @@ def page(date: str, command: str, engines: Sequence[Engine], records: Sequence[R
         "are driven without HTTP and streaming, which favours them. In S and G all have the same weights: the Q4_1 "
         "file, or what its numbers are in bfloat16. A cell is the median of the runs (least to most); a ratio is ours "
         "to theirs, the median of the rounds in which both ran, above 1 where fwk is faster: in tokens/s, in S4 and "
-        "BP in time to the first token.",
+        "BP in time to the first token. Memory is of all processes after a run, shared pages counted once.",
         "",
         f"Before a run one thread read {spread(probes)} GB/s, and others used {spread(busy, 0)} % of the processors.",
         "",
@@ -108,6 +108,7 @@ def _scenario(scenario: str, engines: Sequence[Engine], records: Sequence[Record
         "TTFT p50 ms",
         "TTFT p99 ms",
         "TPOT p50 ms",
+        "memory MiB",
         *(f"{name} to it" for name in ours),
     ]
     if scenario == "S5":
@@ -115,7 +116,8 @@ def _scenario(scenario: str, engines: Sequence[Engine], records: Sequence[Record
     measure = TTFT if scenario in BY_TTFT else RATE
     lines = ["", f"## {scenario}: {TITLES[scenario]}", "", f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}"]
     for engine in present:
-        own = [record.summary for record in records if record.engine == engine.name]
+        runs = [record for record in records if record.engine == engine.name]
+        own = [record.summary for record in runs]
         failed = sum(summary.num_failed for summary in own)
         cells = [engine.name, str(len(own)) + (f", {failed} requests failed" if failed else "")]
         if scenario == "S5":
@@ -123,6 +125,7 @@ def _scenario(scenario: str, engines: Sequence[Engine], records: Sequence[Record
         cells.append(spread([summary.output_rate for summary in own]))
         cells += [spread([summary.ttft[p] for summary in own]) for p in ("p50", "p99")]
         cells.append(spread([summary.tpot["p50"] for summary in own if summary.tpot]))
+        cells.append(spread([record.memory / 2**20 for record in runs if record.memory], 0))
         for name in ours:
             found = [] if is_ours(engine.name) else ratios(records, scenario, name, engine.name, measure)
             cells.append(spread(found, 2))

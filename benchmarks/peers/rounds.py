@@ -7,7 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,10 @@ from fwk_kit.bench.workload import Maker, Workload
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One run. probe: GB/s one thread read just before it; busy: percent of the processors others used then."""
+    """One run. probe: GB/s one thread read just before it; busy: percent of the processors others used then.
+
+    peak_rss: bytes, shared pages counted in each process; memory: bytes after the run, shared pages counted once.
+    """
 
     engine: str
     version: str
@@ -34,6 +37,7 @@ class Record:
     peak_rss: int
     probe: float
     busy: float
+    memory: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +65,19 @@ class Rounds:
     say: Callable[[str], None]
     failures: dict[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
 
-    def run(self, engines: Sequence[Ready], scenarios: Sequence[str], count: int) -> None:
-        """``count`` rounds after those that are recorded already."""
-        first = 1 + max((record.round for record in read(self.records)), default=0)
+    def run(self, engines: Sequence[Ready], scenarios: Sequence[str], count: int, is_apart: bool = False) -> None:
+        """``count`` rounds after those that are recorded already.
+
+        is_apart: all rounds of a scenario one after another; each engine is started once for a scenario, and has nothing
+        to do while others are measured.
+        """
+        if is_apart:
+            for scenario in scenarios:
+                with ExitStack() as house:
+                    self.run([_kept(ready, house) for ready in engines], [scenario], count)
+            return
+        recorded = [record.round for record in read(self.records) if record.scenario in scenarios]
+        first = 1 + max(recorded, default=0)
         took: dict[tuple[str, str], float] = {}
         with ExitStack() as house:
             resting: dict[str, Session] = {}
@@ -114,8 +128,21 @@ class Rounds:
         if not summary.ttft:
             raise ConfigError(f"no request was answered: {summary.first_error}")
         running = session.running
-        start, memory = running.cold_start, running.peak_rss
-        return Record(ready.engine.name, ready.version, number, scenario, summary, start, memory, probe, busy)
+        start, peak, memory = running.cold_start, running.peak_rss, proportional_memory(running.pid)
+        return Record(ready.engine.name, ready.version, number, scenario, summary, start, peak, probe, busy, memory)
+
+
+def _kept(ready: Ready, house: ExitStack) -> Ready:
+    """The same engine; what it is started as stays until ``house`` is left."""
+    running: list[Session] = []
+
+    @contextmanager
+    def start(scenario: str) -> Iterator[Session]:
+        if not running:
+            running.append(house.enter_context(ready.start(scenario)))
+        yield running[0]
+
+    return dataclasses.replace(ready, start=start)
 
 
 @contextmanager
@@ -159,6 +186,19 @@ def read(records: Path) -> list[Record]:
         return []
     lines = [json.loads(line) for line in records.read_text(encoding="utf-8").splitlines()]
     return [Record(**{**line, "summary": Summary(**line["summary"])}) for line in lines]
+
+
+def proportional_memory(pid: int | None) -> int:
+    """Bytes of a process and all its children, each page divided by how many processes have it; 0 without one."""
+    if pid is None:
+        return 0
+    total = 0
+    with suppress(psutil.Error):
+        root = psutil.Process(pid)
+        for process in (root, *root.children(recursive=True)):
+            with suppress(psutil.Error):
+                total += process.memory_full_info().pss
+    return total
 
 
 def read_rate() -> float:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -21,7 +23,7 @@ from benchmarks.peers import environments, folder
 from benchmarks.peers.engines import Engine
 from benchmarks.peers.goals import RATE, TTFT, Goal, judge, ratios
 from benchmarks.peers.page import page
-from benchmarks.peers.rounds import Ready, Record, Rounds, read
+from benchmarks.peers.rounds import Ready, Record, Rounds, proportional_memory, read
 from benchmarks.peers.sessions import Session, Tokenize, in_process
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
@@ -170,6 +172,26 @@ def test_rounds_take_engines_in_turn(rounds: Rounds) -> None:
         *(("a", 1), ("b", 1), ("a", 2), ("b", 2)),
         ("a", 3),
     ]
+
+
+def test_rounds_apart_start_each_engine_once_for_a_scenario(rounds: Rounds) -> None:
+    log: list[str] = []
+    rounds.run([ready("a", log), ready("b", log)], ["S1", "S4"], 2, is_apart=True)
+    half = ["a starts", "a S1", "b starts", "b S1", "a S1", "b S1", "b stops", "a stops"]
+    assert log == half + [line.replace("S1", "S4") for line in half]
+    assert [(r.engine, r.round) for r in read(rounds.records) if r.scenario == "S4"] == [
+        *(("a", 1), ("b", 1), ("a", 2), ("b", 2)),
+    ]
+
+
+def test_memory_counts_shared_pages_once() -> None:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
+        try:
+            both = psutil.Process().memory_info().rss + psutil.Process(process.pid).memory_info().rss
+            assert 0 < proportional_memory(os.getpid()) < both
+        finally:
+            process.kill()
+    assert proportional_memory(None) == 0
 
 
 def test_what_fails_or_takes_long_is_not_tried_again(rounds: Rounds) -> None:
