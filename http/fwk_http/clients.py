@@ -1,14 +1,16 @@
 """For clients of other servers: a reply may hold so many bytes, and must make progress.
 
-All clients read through an ``Allowance``: those that read sockets themselves call it for each piece, those of httpx
-have ``bound_httpx`` and those of requests ``bound_requests`` do so. Compressed replies are neither asked for nor read,
-so what is counted is what the memory holds.
+All clients read through an ``Allowance``: those that read sockets themselves call it for each piece, those of
+http.client have ``pieces_of``, those of httpx ``bound_httpx`` and those of requests ``bound_requests`` do so.
+Compressed replies are neither asked for nor read, so what is counted is what the memory holds.
 """
 
 from __future__ import annotations
 
+import http.client
 import sys
 import time
+import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import cache
 from typing import Any
@@ -52,6 +54,27 @@ class Allowance:
             raise BadReply(f"it sent more than {self._max_bytes} bytes")
         if late:
             raise BadReply(f"it sent less than {self._bytes_per_second:g} bytes a second")
+
+
+def pieces_of(reply: http.client.HTTPResponse, allowed: Allowance) -> Iterator[bytes]:
+    """The body of a reply, as it comes. Raises ``BadReply``; what waits for bytes is bounded by the socket's time."""
+    check_encoding(reply.headers)
+    while piece := reply.read1(65_536):
+        allowed.take(len(piece))
+        yield piece
+
+
+def open_here(request: urllib.request.Request, seconds: float) -> http.client.HTTPResponse:
+    """Ask without following where a reply leads: a redirect is an error, as other statuses than 2xx are.
+
+    seconds: which the server may be silent. Raises ``OSError`` and ``http.client.HTTPException``.
+    """
+    return urllib.request.build_opener(_NoRedirects).open(request, timeout=seconds)
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_: Any) -> None:
+        raise BadReply("it leads elsewhere, where it is not followed")
 
 
 def bound_httpx(client: Any, allowance: Callable[[Any], Allowance], follows_redirects: bool = False) -> Any:

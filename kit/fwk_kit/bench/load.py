@@ -5,16 +5,25 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from fwk.errors import ConfigError
+from fwk_http.clients import Allowance, BadReply, check_encoding
 from fwk_kit.bench.workload import Asked, Workload
 
 try:
     import aiohttp
 except ImportError:  # an extra
     raise ConfigError("fwk bench needs aiohttp: pip install 'fwk[bench]'") from None
+
+REPLY_SECONDS = 600.0
+BYTES_PER_SECOND = 16.0
+MAX_REPLY_BYTES = 64 * 2**20
+MAX_LINE_BYTES = 2**20
+MODELS_SECONDS = 60.0
+MAX_MODELS_BYTES = 4 * 2**20
 
 
 @dataclass
@@ -53,8 +62,7 @@ async def run(url: str, workload: Workload, asked: list[Asked], key: str | None 
     gate = asyncio.Semaphore(workload.concurrency)
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
-    timeout = aiohttp.ClientTimeout(total=None, sock_read=600)
-    async with aiohttp.ClientSession(connector=connector, timeout=timeout, headers=headers) as session:
+    async with _session(headers, connector) as session:
         started = time.perf_counter()
 
         async def one(item: Asked) -> Reply:
@@ -72,13 +80,22 @@ async def send(session: aiohttp.ClientSession, url: str, item: Asked) -> Reply:
     """Stream one request; an error is noted, not raised."""
     reply = Reply(time.perf_counter())
     try:
-        async with session.post(url.rstrip("/") + item.path, json=item.body) as response:
+        asked = session.post(url.rstrip("/") + item.path, json=item.body, allow_redirects=False)
+        async with await asyncio.wait_for(asked, REPLY_SECONDS) as response:
             if response.status != 200:
-                reply.error = f"{response.status}: {(await response.text())[:300]}"
+                reply.error = f"{response.status}: {(await response.content.read(4096)).decode(errors='replace')[:300]}"
             else:
-                async for line in response.content:
-                    _take(reply, line)
-    except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+                check_encoding(response.headers)
+                allowed = Allowance(MAX_REPLY_BYTES, REPLY_SECONDS, BYTES_PER_SECOND)
+                begun = b""
+                async for piece in response.content.iter_any():
+                    allowed.take(len(piece))
+                    *lines, begun = (begun + piece).split(b"\n")
+                    for line in lines:
+                        _take(reply, line)
+                    if len(begun) > MAX_LINE_BYTES:
+                        raise BadReply(f"it sent a line of more than {MAX_LINE_BYTES} bytes")
+    except (aiohttp.ClientError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         reply.error = f"{type(error).__name__}: {error}"
     reply.ended = time.perf_counter()
     if reply.error is None and not reply.times:
@@ -94,10 +111,29 @@ async def served_model(url: str, key: str | None = None) -> str:
     """The first model a server says it serves. Raises ``ConfigError`` when it says none."""
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
-        async with aiohttp.ClientSession(headers=headers) as session, session.get(f"{url}/v1/models") as response:
-            return (await response.json())["data"][0]["id"]
-    except (aiohttp.ClientError, OSError, ValueError, KeyError, IndexError, TypeError) as error:
+        async with (
+            asyncio.timeout(MODELS_SECONDS),
+            _session(headers) as session,
+            session.get(f"{url}/v1/models", allow_redirects=False) as response,
+        ):
+            check_encoding(response.headers)
+            allowed, body = Allowance(MAX_MODELS_BYTES, MODELS_SECONDS), b""
+            async for piece in response.content.iter_any():
+                allowed.take(len(piece))
+                body += piece
+            return str(json.loads(body)["data"][0]["id"])
+    except (aiohttp.ClientError, OSError, ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
         raise ConfigError(f"{url}/v1/models does not name a model ({error}): give --model") from None
+
+
+def _session(headers: Mapping[str, str], connector: aiohttp.TCPConnector | None = None) -> aiohttp.ClientSession:
+    """Which neither asks for compressed replies nor unpacks them, and waits so long for the next bytes."""
+    return aiohttp.ClientSession(
+        connector=connector,
+        timeout=aiohttp.ClientTimeout(total=None, sock_read=REPLY_SECONDS),
+        headers={"Accept-Encoding": "identity", **headers},
+        auto_decompress=False,
+    )
 
 
 def _take(reply: Reply, line: bytes) -> None:

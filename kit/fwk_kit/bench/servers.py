@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import re
@@ -26,9 +27,13 @@ from typing import cast
 import psutil
 
 from fwk.errors import ConfigError
+from fwk_http.clients import Allowance, open_here, pieces_of
 
 POLL_SECONDS = 0.05
 STOP_SECONDS = 20.0
+PAGE_SECONDS = 5.0
+MAX_PAGE_BYTES = 16 * 2**20
+"""Of what a server tells of itself."""
 
 
 @dataclass
@@ -88,9 +93,8 @@ def fingerprint(url: str, api_key: str | None = None) -> str | None:
     """Which plugins a server of fwk sees (``fwk plugins freeze``); None for servers that do not tell."""
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
     try:
-        with urllib.request.urlopen(urllib.request.Request(f"{url}/server_info", headers=headers), timeout=5) as reply:
-            found = json.load(reply)
-    except (OSError, ValueError):
+        found = json.loads(_page(f"{url}/server_info", headers))
+    except (OSError, ValueError, http.client.HTTPException, RecursionError):
         return None
     told: object = cast("dict[str, object]", found).get("fingerprint") if isinstance(found, dict) else None
     return told if isinstance(told, str) else None
@@ -103,9 +107,8 @@ def counters(url: str, api_key: str | None = None) -> dict[str, float]:
     """
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
     try:
-        with urllib.request.urlopen(urllib.request.Request(f"{url}/metrics", headers=headers), timeout=5) as reply:
-            page = cast(bytes, reply.read()).decode()
-    except (OSError, ValueError):
+        page = _page(f"{url}/metrics", headers).decode()
+    except (OSError, ValueError, http.client.HTTPException):
         return {}
     found: dict[str, float] = {}
     for name, labels, value in _COUNTER.findall(page):
@@ -113,6 +116,11 @@ def counters(url: str, api_key: str | None = None) -> dict[str, float]:
         key = name if position is None else f"{name}/{position[1]}"
         found[key] = found.get(key, 0.0) + float(value)
     return found
+
+
+def _page(url: str, headers: Mapping[str, str]) -> bytes:
+    with open_here(urllib.request.Request(url, headers=dict(headers)), PAGE_SECONDS) as reply:
+        return b"".join(pieces_of(reply, Allowance(MAX_PAGE_BYTES, PAGE_SECONDS)))
 
 
 _COUNTER = re.compile(r"^fwk:(\w+_total)(?:\{(.*)\})? (\S+)$", re.MULTILINE)

@@ -23,10 +23,12 @@ from fwk.errors import ConfigError, PluginLoadError
 from fwk.interfaces.declaration import Host
 from fwk.plugins import FAMILIES, PluginSet, discover, load_object
 from fwk.plugins.discovery import GROUP, OWN
+from fwk_http.clients import Allowance, open_here, pieces_of
 
 SLOW_SECONDS = 0.01
 """Declaring should cost less: ``fwk --help`` declares everything that is installed."""
 
+INFO_SECONDS = 10.0
 MAX_INFO_BYTES = 4 * 2**20
 """Of a server's answer to what it is."""
 
@@ -192,8 +194,8 @@ def _server(plugins: PluginSet, url: str) -> Iterator[Finding]:
     if not url.startswith(("http://", "https://")):
         raise ConfigError(f"--url {url}: must begin with http:// or https://")
     try:
-        with urllib.request.urlopen(url.rstrip("/") + "/server_info", timeout=10) as reply:
-            info = json.loads(reply.read(MAX_INFO_BYTES))
+        with open_here(urllib.request.Request(url.rstrip("/") + "/server_info"), INFO_SECONDS) as reply:
+            info = json.loads(b"".join(pieces_of(reply, Allowance(MAX_INFO_BYTES, INFO_SECONDS))))
             if not isinstance(info, dict):
                 raise ValueError("it is no server of fwk")
     except (OSError, ValueError, http.client.HTTPException, RecursionError) as error:

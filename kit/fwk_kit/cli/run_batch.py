@@ -26,11 +26,18 @@ from fwk.cli.common import note
 from fwk.engine.progress import offline_bar
 from fwk.errors import ConfigError, EngineDead
 from fwk_files.regular import open_regular
+from fwk_http.clients import Allowance, pieces_of
 from fwk_kit.cli.output import check_output
 from fwk_process.progress import set_up_progress
 
 TRIES = 8
 """Of a request that the server cannot take now."""
+
+SECONDS = 3600.0
+"""In which a reply has to come."""
+
+MAX_REPLY_BYTES = 256 * 2**20
+"""Of one reply: the embeddings of a large request have tens of megabytes."""
 
 Connect = Callable[[], http.client.HTTPConnection]
 
@@ -123,7 +130,7 @@ class Client:
         for attempt in range(1, TRIES):
             if status not in (429, 503):
                 break
-            time.sleep(min(float(headers.get("retry-after", 0.5)), 5.0) * attempt / 2)
+            time.sleep(_pause(headers.get("retry-after", "")) * attempt / 2)
             status, headers, data = self._try(url, body)
         try:
             return status, json.loads(data)
@@ -144,7 +151,13 @@ class Client:
             self._connections.append(connection)
         connection.request("POST", url, body, self._headers)
         response = connection.getresponse()
-        return response.status, {name.lower(): value for name, value in response.getheaders()}, response.read()
+        body = b"".join(pieces_of(response, Allowance(MAX_REPLY_BYTES, SECONDS)))
+        return response.status, {name.lower(): value for name, value in response.getheaders()}, body
+
+
+def _pause(told: str) -> float:
+    """Seconds to wait before the next try, of a header that may hold anything."""
+    return min(float(told), 5.0) if told.isascii() and told.isdecimal() else 0.5
 
 
 def _url(line: dict[str, Any]) -> str:
@@ -189,12 +202,12 @@ def to_url(text: str) -> Connect:
     """Connections to a server."""
     url = urllib.parse.urlsplit(text if "//" in text else f"http://{text}")
     kind = http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
-    return lambda: kind(url.netloc, timeout=3600)
+    return lambda: kind(url.netloc, timeout=SECONDS)
 
 
 class _UnixConnection(http.client.HTTPConnection):
     def __init__(self, path: str) -> None:
-        super().__init__("localhost", timeout=3600)
+        super().__init__("localhost", timeout=SECONDS)
         self._path = path
 
     def connect(self) -> None:
