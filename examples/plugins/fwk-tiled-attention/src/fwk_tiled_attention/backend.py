@@ -10,6 +10,8 @@ import torch
 from fwk.interfaces.attention import AttentionBackend, AttentionLayer, BlockFormat, KVSpec
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor
 
     from fwk.types import ForwardBatch
@@ -33,7 +35,7 @@ class TiledAttention(AttentionBackend):
 
     def plan(self, batch: ForwardBatch, layers: list[AttentionLayer]) -> list[Part]:
         size, table = self.context.block_size, batch.kv_groups[0].block_table.long()
-        parts = []
+        parts: list[Part] = []
         for row in range(batch.num_seqs):
             start, end = int(batch.query_start_np[row]), int(batch.query_start_np[row + 1])
             places = torch.arange(int(batch.seq_lens_np[row]), device=table.device)
@@ -44,7 +46,15 @@ class TiledAttention(AttentionBackend):
             parts.append(Part(slice(start, end), slots, positions, seen))
         return parts
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor | None, layer: AttentionLayer, batch: ForwardBatch) -> Tensor:
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor | None,
+        layer: AttentionLayer,
+        batch: ForwardBatch,
+        extra: Mapping[str, Tensor] | None = None,
+    ) -> Tensor:
         size, cache = self.context.block_size, layer.kv_cache
         assert cache is not None
         assert v is not None
