@@ -1,8 +1,8 @@
 PYTHON ?= $(shell test -x .venv/bin/python && echo .venv/bin/python || echo python3)
 PACKAGES = core files http jinja jobs kit peers plugins stops tiles tokenizer tests benchmarks examples docs hatch_build.py
 
-# Where pyenv has it, its python3.12 need not be the current one.
-PYTHON312 ?= $(firstword $(wildcard $(HOME)/.pyenv/versions/3.12*/bin/python3.12) python3.12)
+# The first that runs: pyenv's python3.12 on the PATH only names the versions that there are, where none of them is the current one.
+PYTHON312 ?= $(firstword $(foreach python,python3.12 $(wildcard $(HOME)/.pyenv/versions/3.12*/bin/python3.12),$(shell $(python) -c 'import venv' 2>/dev/null && echo $(python))))
 GPU_SUITES = tests/core/test_devices.py tests/core/test_gpu_script.py $(wildcard tests/core/test_pretended*.py) \
 	tests/plugins/attention/test_flashinfer.py tests/plugins/quant/test_fp8_scaled.py
 COMPILE_AHEAD = $(shell grep -l machine_code -r tests/plugins --include='test_*.py')
@@ -55,8 +55,8 @@ flashinfer: build/flashinfer  ## the package's own planner on a CUDA runtime wit
 	PYTHONPATH=build/flashinfer $(PYTHON) -m pytest -m flashinfer -n 0 tests/plugins/attention/test_flashinfer_planner.py
 
 gpu-environment:  ## the suites of the pretended device in the versions of a GPU machine; needs python3.12 and the network, 5 GB
-	@command -v $(PYTHON312) >/dev/null || { echo "Python 3.12 is not here: install it, or name it: make gpu-environment PYTHON312=/path/to/python3.12" >&2; exit 1; }
-	test -x build/gpu-environment/bin/python || $(PYTHON312) -m venv build/gpu-environment
+	@"$(PYTHON312)" -c 'import sys, venv; sys.exit(sys.version_info[:2] != (3, 12))' || { echo "no Python 3.12 runs here: install it, or name it: make gpu-environment PYTHON312=/path/to/python3.12" >&2; exit 1; }
+	test -x build/gpu-environment/bin/python || "$(PYTHON312)" -m venv build/gpu-environment
 	build/gpu-environment/bin/python -m pip install --quiet -r benchmarks/gpu/requirements.txt -e .
 	build/gpu-environment/bin/python -m pytest -n 0 $(GPU_SUITES)
 	build/gpu-environment/bin/python -m pytest -n 0 -m "sweep or not sweep" -k "compiles or machine_code or ahead" $(COMPILE_AHEAD)

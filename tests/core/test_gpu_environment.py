@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -27,6 +28,26 @@ def suites() -> list[str]:
 
 def test_the_list_is_found() -> None:
     assert {"tests/core/test_devices.py", "tests/core/test_pretended.py"} <= set(suites())
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_a_python_that_only_names_versions_is_not_taken(tmp_path: Path) -> None:
+    """As pyenv's python3.12 on the PATH does where none of its versions is the current one."""
+    named, real = tmp_path / "bin" / "python3.12", tmp_path / ".pyenv" / "versions" / "3.12.9" / "bin" / "python3.12"
+    for path in (named, real):
+        path.parent.mkdir(parents=True)
+        path.write_text("#!/bin/sh\n")
+        path.chmod(0o755)
+    command = ["make", "--dry-run", "--no-print-directory", "-C", str(ROOT), "gpu-environment"]
+    given = {**os.environ, "HOME": str(tmp_path), "PATH": f"{named.parent}:{os.environ['PATH']}"}
+    given.pop("PYTHON312", None)
+    for code, taken in ((127, real), (0, "python3.12")):
+        named.write_text(f"#!/bin/sh\nexit {code}\n")
+        ended = subprocess.run(command, env=given, capture_output=True, text=True, check=True)
+        assert f'"{taken}" -m venv' in ended.stdout
+    command[1] = "PYTHON312=/nowhere/python3.12"
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (ended.returncode, "no Python 3.12 runs here" in ended.stderr) == (2, True)
 
 
 @pytest.mark.sweep
