@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from tests.helpers.fake_cuda_graphs import FakeGraphs
 from tests.helpers.interpreted import interpreted
 from tests.helpers.pretend_cuda import JOURNAL, device, flashinfer_stand_in, serving, triton_kernels
 from tests.helpers.pretend_cuda.graphs import Recording
@@ -20,7 +22,7 @@ from tests.helpers.tiny import save_llama
 import fwk
 from fwk import SamplingParams
 from fwk.errors import ConfigError
-from fwk.interfaces.graphs import StepOutput
+from fwk.interfaces.graphs import Graph, StepOutput, StepSize
 from fwk.types import ForwardBatch
 from fwk.worker.graphs.graph_sizes import GraphSizes, default_sizes
 from fwk.worker.graphs.step_graphs import DecodeGraphs
@@ -28,6 +30,7 @@ from fwk.worker.runner.inputs import InputBuffers
 from fwk.worker.runner.staging import StagingRing
 from fwk_attention.triton_paged import plan
 from fwk_attention.triton_paged.captured import CapturedDecodes
+from fwk_devices.cuda.graph import CudaCapture
 from fwk_kit.testing.serving import MIXTURE, TINY
 
 pytestmark = interpreted
@@ -449,6 +452,36 @@ def test_no_pinned_memory_is_made_while_serving(
         llm.generate(prompts[few], ends[few])
     assert len(mixed) > 1, "steps of prompts alone"
     assert added == []
+
+
+def test_a_start_outlives_a_capture_that_fails(
+    tiny_folder: Path, wanted: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one, by the plugin's own code: memory is given back after it, and each step is computed and right."""
+    graphs = FakeGraphs(monkeypatch)
+
+    class Spoiled(CudaCapture):
+        def capture(self, step: Callable[[StepSize], StepOutput], most: StepSize) -> Graph:
+            def run(size: StepSize) -> StepOutput:
+                graphs.is_spoiled = graphs.is_capturing and size.num_seqs < 8
+                return step(size)
+
+            return super().capture(run, most)
+
+    def trim(self: device.Pretended, where: Any) -> None:
+        failed_before_trims.append(graphs.calls.count("begin") - graphs.calls.count("end"))
+        graphs.empty_cache()
+        given_back(self, where)
+
+    failed_before_trims, given_back = list[int](), device.Pretended.trim
+    monkeypatch.setattr(device.Pretended, "trim", trim)
+    monkeypatch.setattr(device, "Recording", Spoiled)
+    served = Served(tiny_folder, ENDING)
+    reason = "CUDA error: operation failed due to a previous error during capture"
+    assert served.how == f"eager (a step of 4 sequences: {reason})"
+    assert served.tokens == wanted
+    assert max(failed_before_trims) > 0, "memory was given back before any failed"
+    assert torch.cuda.current_stream() is graphs.current
 
 
 @pytest.mark.sweep
