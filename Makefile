@@ -59,7 +59,7 @@ gpu-environment:  ## the suites of the pretended device in the versions of a GPU
 	test -x build/gpu-environment/bin/python || "$(PYTHON312)" -m venv build/gpu-environment
 	build/gpu-environment/bin/python -m pip install --quiet -r benchmarks/gpu/requirements.txt -e .
 	build/gpu-environment/bin/python -m pytest -n 0 $(GPU_SUITES)
-	build/gpu-environment/bin/python -m pytest -n 0 -m "sweep or not sweep" -k "compiles or machine_code or ahead" $(COMPILE_AHEAD)
+	build/gpu-environment/bin/python -m pytest -n 0 -m "sweep or not sweep" -k machine_code $(COMPILE_AHEAD)
 
 gpu-modules: build/flashinfer  ## FlashInfer's modules that the checks of benchmarks.gpu use; needs nvcc, an hour on two cores at first
 	PYTHONPATH=build/flashinfer $(PYTHON) -m benchmarks.gpu.modules

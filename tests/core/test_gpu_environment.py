@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shutil
@@ -28,6 +29,18 @@ def suites() -> list[str]:
 
 def test_the_list_is_found() -> None:
     assert {"tests/core/test_devices.py", "tests/core/test_pretended.py"} <= set(suites())
+
+
+def test_kernels_compiled_ahead_are_those_of_the_tests_names() -> None:
+    """By which ``make gpu-environment`` asks for them."""
+    found = dict[str, list[str]]()
+    for path in (ROOT / "tests" / "plugins").rglob("test_*.py"):
+        source = path.read_text(encoding="utf-8")
+        for one in ast.parse(source).body if "machine_code import" in source else ():
+            if isinstance(one, ast.FunctionDef) and "compiled(" in ast.unparse(one):
+                found.setdefault(path.parent.name, []).append(one.name)
+    assert {"attention", "moe", "quant", "sampling"} <= found.keys()
+    assert [name for names in found.values() for name in names if not name.startswith("test_machine_code")] == []
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")

@@ -381,7 +381,7 @@ def test_refusals(facts: Facts, message: str | None) -> None:
         ),
     ],
 )
-def test_kernels_compile_for_gpus(variant: str) -> None:
+def test_machine_code(variant: str) -> None:
     """No GPU is needed to compile for one; that they fit into its shared memory is checked, too."""
     limit = {"80": 163, "90": 227}[variant[:2]] * 1024
     found = {code["name"]: code for code in compiled(*variant.split())}
