@@ -109,37 +109,45 @@ class Stage:
         lines: queue.Queue[str | None] = queue.Queue()
         assert child.stdout is not None
         threading.Thread(target=_read, args=(child.stdout, lines), daemon=True).start()
-        limit = time.monotonic() + START * self._slower
+        begun = time.monotonic()
+        limit = begun + START * self._slower
+
+        def given_up(why: str, *, is_failure: bool = True) -> list[Check]:
+            return self._given_up(waiting, why, time.monotonic() - begun, is_failure=is_failure)
+
         while waiting:
             try:
                 line = lines.get(timeout=max(0.0, min(limit, self._end) - time.monotonic()))
             except queue.Empty:
                 late = "no time was left" if self.left <= 0 else f"not done in {waiting[0].seconds:.0f} s, and ended"
-                return self._given_up(waiting, late, is_failure=self.left > 0)
+                return given_up(late, is_failure=self.left > 0)
             if line is None:
-                return self._given_up(waiting, f"the process ended with {child.wait()}{self._last_words()}")
+                return given_up(f"the process ended with {child.wait()}{self._last_words()}")
             try:
                 found: Row = json.loads(line)
             except ValueError:
                 continue  # a library's own words
             if "begin" in found:
-                limit = time.monotonic() + waiting[0].seconds + GRACE
+                begun = time.monotonic()
+                limit = begun + waiting[0].seconds + GRACE
             elif found.get("check") == waiting[0].name:
                 self._add(found)
                 ended = waiting.pop(0)
-                limit = time.monotonic() + START * self._slower
+                begun = time.monotonic()
+                limit = begun + START * self._slower
                 if found["passed"] is False:
                     self._failed(ended)
                 if self._vital or self._unloaded or found.get("is_spoiled"):
                     return waiting
         return []
 
-    def _given_up(self, waiting: list[Check], why: str, *, is_failure: bool = True) -> list[Check]:
+    def _given_up(self, waiting: list[Check], why: str, seconds: float, *, is_failure: bool) -> list[Check]:
         check = waiting[0]
         if is_failure:
             self._failed(check)
         passed = False if is_failure else None
-        self._add({"check": check.name, "group": check.group, "passed": passed, "error": why, "seconds": check.seconds})
+        row = {"check": check.name, "group": check.group, "passed": passed, "error": why}
+        self._add({**row, "seconds": round(seconds, 1)})
         return waiting[1:]
 
     def _failed(self, check: Check) -> None:

@@ -1,10 +1,11 @@
 """What travels to a machine with a GPU and without a network, and how large it is.
 
-    python -m benchmarks.gpu.bundle [--out .] [--modules FOLDER]
+    python -m benchmarks.gpu.bundle [--out .] [--modules FOLDER | --without-modules]
 
 Makes ``.whl`` (this project's own wheel, without whose entry points no plugin is found, and what the machine lacks),
 ``.fi/fi.tar.xz`` (FlashInfer without the sources that are never compiled, with modules that were built beforehand) and
-``.ref`` (what the CPU says of the small models). Needs a network and pip. ``benchmarks.gpu.modules`` builds modules.
+``.ref`` (what the CPU says of the small models). Needs a network and pip. ``benchmarks.gpu.modules`` builds modules;
+without them FlashInfer's kernels are no part of it, which is enough for a rehearsal.
 """
 
 from __future__ import annotations
@@ -220,15 +221,17 @@ def _tree() -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path())
-    parser.add_argument("--modules", type=Path, default=MODULES)
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--modules", type=Path, default=MODULES)
+    where.add_argument("--without-modules", action="store_true", help="for a rehearsal on the pretended device")
     given = parser.parse_args()
     if shutil.which("git") is None:
         parser.error("git tells what the tree has: install it")
     wheels, packed, references = given.out / ".whl", given.out / ".fi", given.out / ".ref"
-    modules = built_modules(given.modules)
+    modules = {} if given.without_modules else built_modules(given.modules)
     _wheels(wheels)
     _flashinfer(packed / "fi.tar.xz", modules)
-    if not any(references.glob("*.npz")):
+    if not given.without_modules and not any(references.glob("*.npz")):
         command = [sys.executable, "-m", "benchmarks.gpu", str(references), "--stage", "references"]
         subprocess.run(command, check=True)
     check_size({"wheels": _size(wheels), "FlashInfer": _size(packed), "references": _size(references), "tree": _tree()})

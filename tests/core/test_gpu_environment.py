@@ -27,6 +27,14 @@ def suites() -> list[str]:
     return sorted(path.relative_to(ROOT).as_posix() for word in words for path in ROOT.glob(word))
 
 
+def compiled_ahead() -> list[str]:
+    """Files of tests that look at kernels' machine code."""
+    found = (ROOT / "tests" / "plugins").rglob("test_*.py")
+    return sorted(
+        path.relative_to(ROOT).as_posix() for path in found if "machine_code import" in path.read_text(encoding="utf-8")
+    )
+
+
 def test_the_list_is_found() -> None:
     assert {"tests/core/test_devices.py", "tests/core/test_pretended.py"} <= set(suites())
 
@@ -34,11 +42,10 @@ def test_the_list_is_found() -> None:
 def test_kernels_compiled_ahead_are_those_of_the_tests_names() -> None:
     """By which ``make gpu-environment`` asks for them."""
     found = dict[str, list[str]]()
-    for path in (ROOT / "tests" / "plugins").rglob("test_*.py"):
-        source = path.read_text(encoding="utf-8")
-        for one in ast.parse(source).body if "machine_code import" in source else ():
+    for suite in compiled_ahead():
+        for one in ast.parse((ROOT / suite).read_text(encoding="utf-8")).body:
             if isinstance(one, ast.FunctionDef) and "compiled(" in ast.unparse(one):
-                found.setdefault(path.parent.name, []).append(one.name)
+                found.setdefault(Path(suite).parent.name, []).append(one.name)
     assert {"attention", "moe", "quant", "sampling"} <= found.keys()
     assert [name for names in found.values() for name in names if not name.startswith("test_machine_code")] == []
 
@@ -66,8 +73,10 @@ def test_a_python_that_only_names_versions_is_not_taken(tmp_path: Path) -> None:
 @pytest.mark.sweep
 @pytest.mark.timeout(1200)
 @pytest.mark.skipif(not PYTHON.exists(), reason="make gpu-environment makes it, of 5 GB")
-@pytest.mark.parametrize("suite", suites())
+@pytest.mark.parametrize("suite", [*suites(), *compiled_ahead()])
 def test_suite(suite: str) -> None:
     command = [str(PYTHON), "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", suite]
+    if suite in compiled_ahead():
+        command += ["-m", "sweep or not sweep", "-k", "machine_code"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1100, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]

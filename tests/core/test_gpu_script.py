@@ -23,8 +23,8 @@ from benchmarks.gpu import __main__ as script
 from benchmarks.gpu import bundle, child, modules, rehearsal
 from benchmarks.gpu import checks as checks_of
 from benchmarks.gpu.__main__ import Stage, chosen, table
-from benchmarks.gpu.cases import MODELS, STAGES, Check, parity, proofs
-from benchmarks.gpu.references import write_all
+from benchmarks.gpu.cases import MODELS, STAGES, Check, file_of, parity, proofs, reference_of
+from benchmarks.gpu.references import WINDOW, Reference, prompts, write_all
 from benchmarks.gpu.rehearsal import SMALL_MODELS, SMALL_WORKS, rehearsed
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -71,6 +71,38 @@ def test_a_right_answer_passes_and_a_wrong_one_does_not(
         assert "log-probabilities differ by" in found["error"]
 
 
+def test_what_is_wrong_after_another_token_is_found(tmp_path: Path, references: Path) -> None:
+    """A first token that is nearly as likely ends a comparison of texts: what comes after it was never looked at."""
+    check = parity("torch", "bf16", 100)
+    reference = Reference(file_of(references, *reference_of(check)))
+    bench = checks_of.Bench("nothing", torch.device("cpu"), tmp_path, references)
+    bench.models, bench.works = SMALL_MODELS, SMALL_WORKS
+    reference.logprobs[0, 0, 1] = reference.logprobs[0, 0, 0] - 0.05
+    windows = reference.windows(prompts(SMALL_MODELS["small"], SMALL_WORKS["short"], 0))
+
+    def answered(error: float) -> Any:
+        found = list[Any]()
+        for sequence, first, _ in windows:
+            ids, logprobs = (values[sequence, first : first + WINDOW] for values in (reference.ids, reference.logprobs))
+            is_other, more = int((sequence, first) == (0, 0)), error * (sequence == 0 and first > 0)
+            tokens = [
+                SimpleNamespace(token_id=int(ids[i, is_other]), logprob=float(logprobs[i, is_other]) + more)
+                for i in range(len(ids))
+            ]
+            found.append(SimpleNamespace(logprobs=tokens))
+        return SimpleNamespace(generate=lambda asked, sampling: found)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checks_of, "Reference", lambda path: reference)
+        patch.setattr(bench, "llm", lambda check, options: answered(0.01))
+        found = checks_of.parity(bench, check)
+        assert found["worst"] == pytest.approx(0.05, abs=1e-4)
+        assert found["alike"] == "12/16"
+        patch.setattr(bench, "llm", lambda check, options: answered(0.4))
+        with pytest.raises(AssertionError, match=r"log-probabilities differ by 0\.4"):
+            checks_of.parity(bench, check)
+
+
 def test_a_silent_eager_step_does_not_pass(tmp_path: Path, references: Path) -> None:
     eager = replace(HEADLINE, options={**HEADLINE.options, "attention_backend": "torch"})
     with benched(eager, tmp_path, references) as run:
@@ -98,10 +130,12 @@ def test_what_goes_wrong_costs_one_check(how: str, words: str, tmp_path: Path, m
         return started[-1]
 
     monkeypatch.setattr(script.subprocess, "Popen", counted)
-    checks = [COPIES[0], replace(COPIES[1], seconds=2), COPIES[2]]
+    limit = 2 if how == "hang" else 50
+    checks = [COPIES[0], replace(COPIES[1], seconds=limit), COPIES[2]]
     rows = Stage(tmp_path, tmp_path, "pretended", 100, lines.append).run(checks)
     assert [row["passed"] for row in rows] == [True, False, True]
     assert words in rows[1]["error"]
+    assert (rows[1]["seconds"] >= 2) == (how == "hang"), "that it took, not that it may take"
     assert len(started) == 2, "a process for the group, and another for what is left"
     assert [line[:4] for line in lines] == ["PASS", "FAIL", "PASS"]
     written = (tmp_path / "results.jsonl").read_text(encoding="utf-8").splitlines()
@@ -307,3 +341,22 @@ def test_a_bundle_leaves_out_what_is_never_read(tmp_path: Path) -> None:
             bundle.built_modules(built)
     with pytest.raises(SystemExit, match=r"the bundle has 2\.0 MiB .* and 1 may travel"):
         bundle.check_size({"fi": 2**20, "tree": 2**20}, most=2**20)
+
+
+def test_a_bundle_without_modules_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Else it ends before anything is fetched: on a device FlashInfer would compile for minutes."""
+    packed: list[Any] = []
+    monkeypatch.setattr(bundle, "_wheels", lambda folder: packed.append("wheels"))
+    monkeypatch.setattr(bundle, "_flashinfer", lambda target, modules: packed.append(modules))
+    monkeypatch.setattr(bundle, "_tree", lambda: 2**20)
+    words = ["bundle", "--out", str(tmp_path)]
+    monkeypatch.setattr("sys.argv", [*words, "--modules", str(tmp_path)])
+    with pytest.raises(SystemExit, match="'make gpu-modules' first"):
+        bundle.main()
+    assert packed == []
+    monkeypatch.setattr("sys.argv", [*words, "--without-modules"])
+    bundle.main()
+    assert packed == ["wheels", {}]
+    assert re.search(r"together +1\.0 MiB of 60", capsys.readouterr().out)
