@@ -29,6 +29,7 @@ from benchmarks.gpu.rehearsal import SMALL_MODELS, SMALL_WORKS, rehearsed
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+ROOT = Path(bundle.__file__).parents[2]
 COPIES = [Check(f"{name} copies", "env", "copies", 20) for name in ("first", "second", "third")]
 
 
@@ -285,6 +286,47 @@ def test_every_stage_is_rehearsed_in_its_time(stage: str, tmp_path: Path, refere
     assert steps >= {"step=captured"}
 
 
+def test_what_only_a_gpu_tells_is_in_prove() -> None:
+    page = (ROOT / "docs" / "guides" / "first-light.md").read_text(encoding="utf-8")
+    rows = page.partition("## What only a GPU tells")[2].partition("\n\n|")[2].partition("\n\n")[0].splitlines()[2:]
+    named = [re.findall(r"`([^`]+)`", row.rpartition(" | ")[2]) for row in rows]
+    assert len(named) >= 10
+    assert all(named)
+    assert {name for names in named for name in names} <= {check.name for check in proofs()}
+
+
+def test_flashinfer_would_compile_for_minutes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which a check on a device says where no module was brought, and where one does not load."""
+    package, loaded = tmp_path / "flashinfer" / "__init__.py", list[str]()
+    fakes = {
+        "flashinfer": SimpleNamespace(__file__=str(package)),
+        "tvm_ffi": SimpleNamespace(load_module=loaded.append),
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setitem(sys.modules, name, fake)
+    check = next(check for check in proofs() if check.function == "modules")
+    bench = checks_of.Bench("cuda", torch.device("cuda"), tmp_path, tmp_path)
+    with pytest.raises(AssertionError, match="no module was built beforehand: FlashInfer would compile for minutes"):
+        checks_of.modules(bench, check)
+    built = package.parent / "data" / "aot" / "batch_decode_x" / "batch_decode_x.so"
+    built.parent.mkdir(parents=True)
+    built.write_bytes(b"")
+    assert (checks_of.modules(bench, check), loaded) == ({"modules": 1}, [str(built)])
+
+
+def test_a_package_without_entry_points_does_not_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the tree is on the path, and its wheel was not installed: no plugin would be found."""
+    check = next(check for check in proofs() if check.function == "plugins")
+    bench = checks_of.Bench("pretended", torch.device("cpu"), tmp_path, tmp_path)
+    ended = SimpleNamespace(
+        returncode=2, stdout="", stderr="fwk: error: unknown command of fwk plugins 'doctor'; commands: \n"
+    )
+    monkeypatch.setattr(checks_of.subprocess, "run", lambda *words, **more: ended)
+    with pytest.raises(AssertionError, match="fwk plugins doctor ended with 2: fwk: error: unknown command"):
+        checks_of.plugins(bench, check)
+    assert check.is_vital
+
+
 def test_modules_are_those_of_the_checks() -> None:
     """One for a head size, a type of K/V, windows, and the kernel; decoding in groups of 2 has another."""
     found = {
@@ -297,9 +339,8 @@ def test_modules_are_those_of_the_checks() -> None:
 
 def test_what_travels_is_new_enough() -> None:
     """And what the machine has itself, as its environment here lists it."""
-    root = Path(bundle.__file__).parents[2]
-    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    there = (root / "benchmarks" / "gpu" / "requirements.txt").read_text(encoding="utf-8").splitlines()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    there = (ROOT / "benchmarks" / "gpu" / "requirements.txt").read_text(encoding="utf-8").splitlines()
     pins = dict(line.split("==") for line in (*bundle.WHEELS, *there) if "==" in line)
     pins = {canonicalize_name(name): version for name, version in pins.items()}
     wanted = [Requirement(words) for words in project["dependencies"]]
