@@ -38,6 +38,15 @@ class TestWeightsCache(FeatureSuite):
     plugin = "weights_cache"
 
 
+class TestCacheTiers(FeatureSuite):
+    """With the host's memory; other tiers are in tests/contracts/test_caches.py."""
+
+    plugin = "cache_tiers"
+
+    def selected(self, item: Any) -> dict[str, Any]:
+        return {"prefix_cache": "hierarchical"}
+
+
 class TestPooling(FeatureSuite):
     """Requests to a model that generates; vectors are in tests/plugins/models."""
 

@@ -9,8 +9,8 @@ import torch
 from tests.helpers.dict_tier import DictTier
 
 from fwk.interfaces.prefix_cache import CacheTierContext
-from fwk.worker.kv import transfer
-from fwk.worker.kv.transfer import BlockStore
+from fwk_cache.tiers import store as transfer
+from fwk_cache.tiers.store import BlockStore
 
 SHAPES = [(2, 3, 4, 5), (7,), (2, 1, 4, 8)]
 DTYPES = [torch.float32, torch.bfloat16, torch.int8]

@@ -134,12 +134,6 @@ class EngineOptions(Options):
         "auto", "Order, admission and pre-emption of requests.", aliases=["scheduling-policy"]
     )
     prefix_cache: str = option("auto", "Reuse of K/V between requests with a common prefix.")
-    cache_tiers: tuple[str, ...] = option(
-        (),
-        "Stores of K/V outside the device, fastest first, for a prefix cache that uses them; its own come before.",
-        aliases=["hicache-storage-backend"],
-        stability="beta",
-    )
     speculative_algorithm: str = option(
         "none", "Speculative decoder that drafts tokens for the model to verify.", stability="beta"
     )

@@ -16,16 +16,15 @@ from fwk.engine.node import common
 from fwk.engine.plan import Limits, PlannedStep
 from fwk.engine.scheduler import Scheduler
 from fwk.engine.switching import EngineSwitch
-from fwk.engine.transfer import WorkerTransfer
 from fwk.errors import InvalidRequest, ModelLoadError, RequestFailed
 from fwk.features.declared import states_kept
-from fwk.features.engine import build_engine_features
+from fwk.features.engine import block_transfer, build_engine_features
 from fwk.interfaces.executor import Executor, ExecutorContext, Worker, WorkerInfo
 from fwk.interfaces.parallel import ParallelGroup
 from fwk.interfaces.prefix_cache import CacheContext, PrefixCache
 from fwk.interfaces.schedule import ScheduleContext, SchedulePolicy
 from fwk.plugins import PluginSet
-from fwk.plugins.selection import check_strict, check_used, choose_tiers
+from fwk.plugins.selection import check_strict, check_used
 from fwk.setup.resolve import ModelSetup
 from fwk.types import EngineStats, Request, TokenEvent
 from fwk.worker.remote import worker_recipe
@@ -135,7 +134,6 @@ def build_engine(config: Config, plugins: PluginSet, setup: ModelSetup, engine_i
     def make_worker(group: ParallelGroup) -> Worker:
         return LocalWorker(config, setup, group, engine_index)
 
-    choose_tiers(plugins, setup.resolution.item("cache"), options.cache_tiers, setup.facts)  # before weights load
     check_strict(config.plugins.strict, setup.reasons)
     executor: Executor = setup.factory.build(
         "executors",
@@ -173,9 +171,8 @@ def _assemble(
     engine_index: int,
 ) -> Engine:
     options = config.engine
-    built: PrefixCache = setup.factory.build(
-        "cache", CacheContext, block_size=options.page_size, transfer=WorkerTransfer(executor)
-    )
+    transfer = block_transfer(setup.factory, executor.call)
+    built: PrefixCache = setup.factory.build("cache", CacheContext, block_size=options.page_size, transfer=transfer)
     name = setup.factory.item("cache").label
     cache = CheckedCache(
         built, options.page_size, name, lambda: scheduler.shared_blocks, lambda why: scheduler.parts.trouble(why)

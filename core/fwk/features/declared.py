@@ -62,9 +62,15 @@ def check_run(factory: PluginFactory, run: FeatureRun) -> None:
     """Raise ``ConfigError`` for a settled run that one cannot be in, ``PluginError`` without a plugin that it uses."""
     assert factory.resolution is not None
     for _, spec, options in declared(factory):
-        for family, option in spec.uses:
-            choose(factory.plugins, family, getattr(options, option), factory.resolution.facts)
+        for family, name in spec.names_used(run, options):
+            choose(factory.plugins, family, name, factory.resolution.facts)
         spec.check_run(run, options)
+    cache = run.chosen["cache"]
+    if getattr(cache, "tiers", None) is not None and not any(spec.transfer for _, spec, _ in declared(factory)):
+        raise ConfigError(
+            f"--prefix-cache {cache.name} keeps K/V in cache tiers, and no feature that is installed and on brings "
+            "them there (fwk plugins list): install one, or choose another prefix cache"
+        )
 
 
 def check_server(configs: Sequence[Config], plugins: PluginSet) -> None:

@@ -14,7 +14,8 @@ from fwk.features.declared import declared, moved_by
 from fwk.features.guarded import guarded
 from fwk.features.wire import Reader, packed
 from fwk.interfaces.feature import Blocks, EnginePart, EnginePartContext, FeatureSequence
-from fwk.plugins import PluginFactory
+from fwk.interfaces.prefix_cache import BlockTransfer
+from fwk.plugins import PluginFactory, load_object
 from fwk.types import Features, Request
 
 log = logging.getLogger(__name__)
@@ -190,6 +191,12 @@ def build_engine_features(
     found = EngineFeatures(parts, factory.plugins.left_out, labels)
     found.failed |= {name: f"feature {name!r} failed to start" for name in left_out}
     return found
+
+
+def block_transfer(factory: PluginFactory, call: Callable[..., list[Any]]) -> BlockTransfer | None:
+    """The way from a prefix cache to what features keep its blocks in; None where none does. call: as above."""
+    found = next(((item, spec.transfer) for item, spec, _ in declared(factory) if spec.transfer), None)
+    return None if found is None else load_object(*found)(partial(_call_own, call, found[0].key))
 
 
 def _call_own(call: Callable[..., list[Any]], key: str, operation: str, *args: Any) -> list[Any]:

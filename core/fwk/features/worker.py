@@ -13,7 +13,15 @@ import msgspec
 from fwk.errors import BlameSequence, FwkError, PluginFault, one_line_traceback
 from fwk.features.declared import declared
 from fwk.features.wire import Reader, packed
-from fwk.interfaces.feature import LoadedModel, ModelBuild, Plugins, WorkerCache, WorkerPart, WorkerPartContext
+from fwk.interfaces.feature import (
+    LoadedModel,
+    ModelBuild,
+    Plugins,
+    StepRunner,
+    WorkerCache,
+    WorkerPart,
+    WorkerPartContext,
+)
 from fwk.interfaces.model import ModelContext
 from fwk.plugins import PluginFactory, choose
 from fwk.types import Batch, Features, ForwardBatch, NewSequence, SequenceResult
@@ -132,6 +140,12 @@ class WorkerFeatures:
         for part in self._parts:
             part.warmed_up()
 
+    def around(self, runner: StepRunner) -> StepRunner:
+        """What runs the steps; the runner itself where no part has anything to do around them."""
+        for part in self._parts:
+            runner = part.around(runner)
+        return runner
+
     def between_steps(self) -> list[Callable[[], None]]:
         """What there is to do between two steps."""
         return [part.between_steps for part in self._parts if type(part).between_steps is not WorkerPart.between_steps]
@@ -198,13 +212,16 @@ class PartPlugins:
         self._factory = factory
         self._chosen = chosen
         self._reasons = reasons
+        self._names: dict[str, list[str]] = {}
         self.build, self.build_all, self.items = factory.build, factory.build_all, factory.items
 
     def choose(self, family: str, name: str, context: Callable[..., object], **fields: Any) -> Any:
         assert self._factory.resolution is not None
         selection = choose(self._factory.plugins, family, name, self._factory.resolution.facts)
         assert selection.chosen is not None, "choose raises when nothing is possible"
-        self._chosen[family] = selection.chosen.name
+        names = self._names.setdefault(family, [])
+        names.append(selection.chosen.name)
+        self._chosen[family] = ", ".join(names)
         self._reasons.extend(selection.reasons())
         return self._factory.build(selection.chosen, context, **fields)
 

@@ -5,7 +5,7 @@ Core keeps lists of parts, which are empty in a run without features, and asks n
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +17,7 @@ from fwk.config import Config
 from fwk.errors import BlameSequence
 from fwk.interfaces.attention import AttentionLayer
 from fwk.interfaces.declaration import Declaration, Facts
+from fwk.interfaces.device import Event, NoEvent
 from fwk.interfaces.dialect import EmbedInput, Frontend, GenerateInput, OutputDelta, TextTools
 from fwk.interfaces.grammar import Grammar
 from fwk.interfaces.lifecycle import PluginLifecycle
@@ -26,7 +27,7 @@ from fwk.interfaces.native import NO_THREADS, NativeThreads
 from fwk.interfaces.prefix_cache import PrefixMatch
 from fwk.interfaces.schedule import SequenceView
 from fwk.interfaces.served_weights import ServedWeights
-from fwk.types import Batch, ForwardBatch, ModelConfig, NewSequence, Request
+from fwk.types import Batch, ForwardBatch, ModelConfig, NewSequence, Request, StepResult
 
 if TYPE_CHECKING:
     import numpy as np
@@ -141,7 +142,7 @@ class FeatureRun:
 
     model: as the user gave it. runner: ``generate`` or ``pool``. is_recurrent, has_encoder, media: of the model.
     chosen: what was settled, by family. features: the names of those that are on. one_server: what the user gave to
-    turn on those that have ``FeatureSpec.one_server``, and why.
+    turn on those that have ``FeatureSpec.one_server``, and why. items: as ``Plugins.items``.
 
     - ``config``: all options of the run.
     - ``prompts``: of a model that does not generate.
@@ -163,6 +164,7 @@ class FeatureRun:
     is_local: bool = True
     model_config: ModelConfig | None = None
     step_tokens: int = 0
+    items: Callable[[str], Sequence[Any]] = lambda family: ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,7 +176,8 @@ class FeatureSpec(Declaration):
     server, engine, worker: ``"package.module:Class"`` of a ``ServerPart``, an ``EnginePart``, a ``WorkerPart``, each
         imported only where it runs. One with a server part alone is a filter of requests, one with a worker part alone
         a probe. ``load`` is the first of them unless it is given. job: of a ``JobPart``, for what the server part has
-        done in a process of its own.
+        done in a process of its own. transfer: of a ``BlockTransfer`` for the engine's prefix cache, which is called
+        with ``EnginePartContext.call``.
     wire: what they send one another.
     params: pydantic model of the request fields that the server part reads, in ``GenerateInput.sampling.extra``.
     methods: operations of the server part that ``fwk.LLM`` and ``fwk.AsyncLLM`` have as methods of these names.
@@ -201,6 +204,7 @@ class FeatureSpec(Declaration):
     engine: str = ""
     worker: str = ""
     job: str = ""
+    transfer: str = ""
     wire: Wire = Wire()
     params: type[BaseModel] | None = None
     methods: tuple[str, ...] = ()
@@ -215,7 +219,7 @@ class FeatureSpec(Declaration):
     server_options: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        places = [place for place in (self.server, self.engine, self.worker, self.job) if place]
+        places = [place for place in (self.server, self.engine, self.worker, self.job, self.transfer) if place]
         for place in places:
             if ":" not in place:
                 raise ValueError(f"FeatureSpec {self.name!r}: a part must be 'module:attribute', not {place!r}")
@@ -252,6 +256,10 @@ class FeatureSpec(Declaration):
     def states_kept(self, options: Any) -> StatesKept | None:
         """How many states of recurrent layers are kept, if it has a say in that."""
         return None
+
+    def names_used(self, run: FeatureRun, options: Any) -> Iterable[tuple[str, str]]:
+        """Plugins that its worker parts build in a run, by family and name: as ``uses`` says."""
+        return [(family, getattr(options, option)) for family, option in self.uses]
 
     def check_run(self, run: FeatureRun, options: Any) -> None:
         """Raise ``ConfigError`` for a run that it cannot be in. Called before weights are read; options: its own."""
@@ -808,6 +816,8 @@ class WorkerCache:
     in_common: what a worker of this rank must have in common with another, perhaps on another machine, for blocks of
         the one to be blocks of the other, by the words that a message calls it by; it waits for the hash of the model's
         files (``FeatureSpec.moves_blocks`` starts it early).
+    identity: 32 bytes that differ whenever the bytes of a block would mean something else: model, precision, layout,
+        rank; ``identity(True)``: for blocks that another process may read, or a later one, with the hash of the files.
 
     - ``num_blocks``: of the cache.
     - ``block_size``: tokens in a block.
@@ -817,6 +827,7 @@ class WorkerCache:
     num_blocks: int
     block_size: int
     in_common: Callable[[], Mapping[str, str]]
+    identity: Callable[[bool], bytes] = lambda outlives: b""
 
 
 class ModelRebuild(Protocol):
@@ -851,7 +862,9 @@ class WorkerPartContext:
     to_host: begins a tensor's copy into the host's memory, which is whole when ``WorkerPart.results`` is called; on the
     host it is the tensor itself. grammar: that of the sequence in a slot, after its tokens that are sure, to be asked
     and not advanced; None without one, and where only the end may follow. rebuild: for operations, once the model
-    serves.
+    serves. host_buffer: ``host_buffer(shape, dtype=)``, zeros in the host's memory, with which the device copies
+    without waiting. event: a new mark in the order of the device's work. chosen: the plugins that were settled, by
+    family. hash_files: begins to hash the model's files, which takes as long as reading them.
 
     - ``name``: the feature's.
     - ``device``: the worker's.
@@ -887,6 +900,26 @@ class WorkerPartContext:
     encode: Callable[[str], list[int]] = lambda text: []
     inputs: frozenset[str] = frozenset()
     rebuild: ModelRebuild | None = None
+    host_buffer: Callable[..., Tensor] | None = None
+    event: Callable[[], Event] = NoEvent
+    chosen: Mapping[str, Declaration] = field(default_factory=dict[str, Declaration])
+    hash_files: Callable[[], None] = lambda: None
+
+
+class StepRunner(Protocol):
+    """Runs a worker's steps: several may be launched before the first of them is collected, in their order."""
+
+    def launch(self, batch: Batch) -> Any:
+        """Begin a step. Returns what ``collect`` takes."""
+        ...
+
+    def collect(self, pending: Any) -> StepResult:
+        """Wait for a step, also for one that was lost as it was launched."""
+        ...
+
+    def settle(self) -> None:
+        """An operation is about to be run between two steps."""
+        ...
 
 
 class WorkerPart:
@@ -935,6 +968,13 @@ class WorkerPart:
 
     def cache_allocated(self, cache: WorkerCache) -> None:
         """The KV cache is there; nothing has run yet. Raises ``ConfigError`` for one that does not do."""
+
+    def around(self, runner: StepRunner) -> StepRunner:
+        """What runs the steps in the runner's place, and has it run them; the runner itself: nothing is to be done.
+
+        Asked once the model is to serve; what it raises ends the engine.
+        """
+        return runner
 
     def rehearsal(self) -> Sequence[msgspec.Struct]:
         """The largest step is about to be run, to see what memory it takes: hold as much as its sequences can ask for.

@@ -25,7 +25,7 @@ class PrefixMatch:
 
 
 class BlockTransfer(ABC):
-    """Reaches the cache tiers, which live with the workers. Core supplies it.
+    """Reaches the cache tiers, which live with the workers. A feature supplies it (``FeatureSpec.transfer``).
 
     A key names a block's content: the tokens of the block, everything before them, and the namespace. Which model,
     precision and rank it is of is the workers' business. ``saves`` are copies to make before anything else.

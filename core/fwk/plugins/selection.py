@@ -157,27 +157,6 @@ def caches_with_tiers(plugins: PluginSet) -> list[str]:
     ]
 
 
-def choose_tiers(plugins: PluginSet, cache: Registered, given: Sequence[str], facts: Facts) -> list[Registered]:
-    """The cache tiers of a run, fastest first: those the prefix cache brings, then ``given``.
-
-    Raises ``ConfigError`` when tiers are given to a prefix cache that uses none, ``PluginError`` as ``choose`` does.
-    """
-    assert isinstance(cache.declaration, PrefixCacheSpec)
-    own = cache.declaration.tiers
-    if own is None and given:
-        able = caches_with_tiers(plugins)
-        raise ConfigError(
-            f"--cache-tiers {' '.join(given)}: the prefix cache '{cache.name}' uses no tiers; choose with "
-            f"--prefix-cache one that does ({', '.join(able) or 'none is installed'}), or leave --cache-tiers out"
-        )
-    chosen: list[Registered] = []
-    for name in dict.fromkeys((*(own or ()), *given)):
-        item = choose(plugins, "cache_tiers", name, facts).chosen
-        if item is not None:
-            chosen.append(item)
-    return chosen
-
-
 def plugin_options(item: Registered, given: Mapping[str, Mapping[str, object]]) -> Any:
     """The plugin's validated options; ``given`` is ``Config.plugin_options``."""
     values = given.get(item.key, {})

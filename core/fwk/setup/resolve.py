@@ -140,6 +140,7 @@ def _feature_run(config: Config, opened: OpenedModel, factory: PluginFactory, st
         _is_local(factory),
         factory.resolution.facts.model,
         step_tokens,
+        factory.items,
     )
 
 
@@ -187,9 +188,9 @@ def _parts(config: Config, plugins: PluginSet, resolution: Resolution, family: s
 
 
 def _using(config: Config, plugins: PluginSet) -> Iterable[Registered]:
-    """The plugins of ``PARTS`` that this run uses, but for the tiers, which are chosen with the prefix cache."""
+    """The plugins of ``PARTS`` that this run uses, but for those that features choose by name."""
     for family in PARTS:
-        if family == "cache_tiers" or not is_used(config, plugins, family):
+        if not FAMILIES[family].takes_all or not is_used(config, plugins, family):
             continue
         for item, _ in taking_part(plugins, family, config.plugin_options, host=None):
             if family != "features" or item.declaration.enabled_by:  # else it is left out of a run that it refuses
@@ -295,10 +296,7 @@ def variance(options: EngineOptions, opened: OpenedModel) -> str:
 def _check_encoder(options: EngineOptions, opened: OpenedModel) -> None:
     """Refuse what does not go with an encoder that reads the prompt."""
     why = "and each K/V of a prompt depends on all of it"
-    refused: list[tuple[str, tuple[Any, ...], str]] = [
-        ("prefix_cache", ("auto", "none"), why),
-        ("cache_tiers", ((),), why),
-    ]
+    refused: list[tuple[str, tuple[Any, ...], str]] = [("prefix_cache", ("auto", "none"), why)]
     _refuse(options, refused, f"{opened.name} has an encoder and a decoder")
 
 
@@ -307,7 +305,7 @@ def _refuse(options: EngineOptions, refused: Sequence[tuple[str, tuple[Any, ...]
     for option, idle, why in refused:
         value = getattr(options, option)
         if value not in idle:
-            shown = "" if value is True else f" {' '.join(value) if isinstance(value, tuple) else value}"
+            shown = "" if value is True else f" {value}"
             raise ConfigError(f"--{option.replace('_', '-')}{shown}: {what}, {why}")
 
 

@@ -42,9 +42,8 @@ from fwk.worker.graphs.capturing import Capturing
 from fwk.worker.graphs.step_graphs import StepModel
 from fwk.worker.kv import kv_cache
 from fwk.worker.kv.cache_sizing import CacheSizing
-from fwk.worker.kv.identity import kv_common
+from fwk.worker.kv.identity import kv_common, kv_identity
 from fwk.worker.kv.states import StateStore
-from fwk.worker.kv.transfer import BlockStore, needs_hash, open_store
 from fwk.worker.loading.model_builder import ModelBuilder
 from fwk.worker.loading.rebuilding import Rebuilding
 from fwk.worker.runner.in_flight import Early, InFlight, Settled
@@ -81,7 +80,6 @@ class WorkerParts:
     grammars: GrammarStore
     operations: dict[str, Callable[..., Any]]
     runner: ModelRunner | PromptRunner | None = None
-    store: BlockStore | None = None
     pipeline: SamplingPipeline | None = None
     observers: WorkerObservers | None = None
     features: WorkerFeatures | None = None
@@ -91,8 +89,6 @@ class WorkerParts:
         self.grammars.close()
         if self.pipeline is not None:
             self.pipeline.close()
-        if self.store is not None:
-            self.store.close()
         if self.observers is not None:
             self.observers.close()
         if self.features is not None:
@@ -109,7 +105,7 @@ class WorkerBuilder:
         self._group = group
         self._engine_index = engine_index
         self._files = ModelHash(setup.opened.path)
-        if needs_hash(config, setup):
+        if moved_by(setup.factory):
             self._files.start()
         self._device = take_device(setup.device, setup.chosen_device.name, group, engine_index)
         if config.engine.cpu_threads is not None:
@@ -153,7 +149,6 @@ class WorkerBuilder:
         self._models.features = features
         self._capturing.reader = observers.reader
         options, opened = self._config.engine, self._setup.opened
-        self._check_tiers()
         is_greedy = self._rebuild.is_greedy = torch.zeros(1, dtype=torch.int64) if self._setup.device.is_host else None
         model = self._models.build_served(is_greedy)
         num_own_layers = len(self._models.layers)
@@ -206,7 +201,7 @@ class WorkerBuilder:
             )
             self._chosen["step"] = "eager (the model does not generate)"
             cache = self._sizing(groups, others, num_null).size(self.parts.runner, self._largest(groups, 0), features)
-            self._open_store(cache.num_blocks)
+            self._tell_cache(features, cache.num_blocks)
             self._operators_ready()
             self._warmed_up(model)
             self._rebuild.run = partial(self._serve_prompts, self.parts.runner)
@@ -235,7 +230,6 @@ class WorkerBuilder:
             partial(self._capturing.on_trial, model, is_greedy),
             partial(self._capturing.pieces_on_trial, model, is_greedy),
         )
-        self._open_store(cache.num_blocks)
         self._tell_cache(features, cache.num_blocks)
         self._capturing.prepare(inputs, cache.num_blocks + num_null, cache.num_blocks)
         with kv_cache.scratch_kv_cache(cache.tensors, self._models.layers):
@@ -355,6 +349,10 @@ class WorkerBuilder:
             encode=self._encode,
             inputs=opened.served.inputs,
             rebuild=self._rebuild,
+            host_buffer=device.host_buffer,
+            event=device.event,
+            chosen={family: self._factory.item(family).declaration for family in self._setup.resolution.selections},
+            hash_files=self._files.start,
         )
         plugins = PartPlugins(self._factory, self._chosen, self._reasons)
         features = self.parts.features = self._models.features = build_worker_features(self._factory, context, plugins)
@@ -425,15 +423,6 @@ class WorkerBuilder:
                 return plan
             batch.is_static = False
         return self._models.attention.plan(batch, layers)
-
-    def _check_tiers(self) -> None:
-        """Raise ``ConfigError`` for cache tiers that would bring back K/V and no states."""
-        cache = self._factory.item("cache")
-        assert isinstance(cache.declaration, PrefixCacheSpec)
-        if self._setup.opened.served.is_recurrent and cache.declaration.tiers is not None:
-            raise ConfigError(
-                f"--prefix-cache {cache.name}: {self._setup.opened.name} has recurrent layers, and tiers keep no states"
-            )
 
     def _num_drafted_slots(self, *, has_decoder: bool) -> int:
         """Sequences that may have drafts: where layers keep states, a second state of each is kept for that."""
@@ -535,23 +524,6 @@ class WorkerBuilder:
         num_sharers = self._group.local_size * num_engines(self._factory.plugins, self._config.plugin_options)
         return self._setup.device.memory(self._device, num_sharers)
 
-    def _open_store(self, num_blocks: int) -> None:
-        """Open the cache tiers, if the prefix cache of the run uses any."""
-        store = open_store(
-            self._config,
-            self._setup,
-            self._chosen,
-            self._models.layers,
-            self._group,
-            num_blocks=num_blocks,
-            files=self._files,
-            send=self._uploads.send,
-        )
-        if store is not None:
-            store.troubles = self.parts.troubles
-            self.parts.store = store
-            self.parts.operations |= store.operations()
-
     def _tell_cache(self, features: WorkerFeatures, num_blocks: int) -> None:
         """The KV cache is allocated: features' parts may use it."""
         config, setup, layers = self._config, self._setup, self._models.layers
@@ -560,8 +532,12 @@ class WorkerBuilder:
             files = self._files.result()
             return kv_common(config, self._factory.plugins, setup, self._chosen, layers, self._group, files)
 
+        def identity(outlives: bool) -> bytes:
+            files = self._files.result() if outlives else ""
+            return kv_identity(config, self._factory.plugins, setup, self._chosen, layers, self._group, files)
+
         own = [layer for layer in layers if layer.kv_cache is not None]
-        features.cache_allocated(WorkerCache(own, num_blocks, config.engine.page_size, in_common))
+        features.cache_allocated(WorkerCache(own, num_blocks, config.engine.page_size, in_common, identity))
 
     def _sampling(self, table: SequenceTable) -> SamplingPipeline:
         opened = self._setup.opened

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,12 +11,11 @@ import torch
 from fwk.config import Config
 from fwk.errors import FwkError, PluginFault, one_line_traceback
 from fwk.interfaces.executor import Worker, WorkerInfo
+from fwk.interfaces.feature import StepRunner
 from fwk.interfaces.parallel import ParallelGroup
 from fwk.setup.resolve import ModelSetup
 from fwk.types import Batch, StepResult
 from fwk.worker.builder import WorkerBuilder
-from fwk.worker.kv.transfer import BlockStore
-from fwk.worker.runner.observing import Runner
 from fwk_process.malloc import large_blocks_returned
 from fwk_process.threads import half_of_torchs_threads
 
@@ -33,19 +31,17 @@ class LocalWorker(Worker):
         self._may_lose_a_step = group.size == 1 and setup.device.is_host
         self._parts = self._builder.parts
         self._operations = self._parts.operations
-        self._runner: Runner | None = None
-        self._store: BlockStore | None = None
+        self._runner: StepRunner | None = None
         self._between_steps: Sequence[Callable[[], None]] = ()
-        self._num_saved: deque[int] = deque()  # when each step in flight was launched
 
     @torch.inference_mode()
     def load(self) -> WorkerInfo:
         with half_of_torchs_threads(), large_blocks_returned():
             info = self._builder.build()
-        self._store = self._parts.store
         if self._parts.runner is not None and self._parts.observers is not None:
             self._runner = self._parts.observers.around(self._parts.runner)
-        if self._parts.features is not None:
+        if self._parts.features is not None and self._runner is not None:
+            self._runner = self._parts.features.around(self._runner)
             self._between_steps = self._parts.features.between_steps()
         return info
 
@@ -53,15 +49,14 @@ class LocalWorker(Worker):
         return self.collect(self.launch(batch))
 
     def launch(self, batch: Batch) -> Any:
+        assert self._runner is not None, "load comes first"
         try:
-            pending = self._launch(batch)
+            pending = self._runner.launch(batch)
         except PluginFault as error:
             if not self._may_lose_a_step:
                 raise
             log.error("step %d is lost: %s: %s", batch.step, error, one_line_traceback(error.__cause__ or error))
             pending = StepResult(batch.step, [], failure=str(error))
-            if self._store is not None:
-                self._num_saved.append(self._store.num_saved)
         for work in self._between_steps:
             try:
                 with torch.inference_mode():
@@ -73,26 +68,11 @@ class LocalWorker(Worker):
                 self._between_steps = [one for one in self._between_steps if one is not work]
         return pending
 
-    def _launch(self, batch: Batch) -> Any:
-        assert self._runner is not None, "load comes first"
-        if self._store is None:
-            return self._runner.launch(batch)
-        if batch.saves is not None:
-            self._store.save(batch.saves.before)
-        pending = self._runner.launch(batch)
-        self._num_saved.append(self._store.num_saved)
-        if batch.saves is not None:
-            self._store.save(batch.saves.after)
-        return pending
-
     def collect(self, pending: Any) -> StepResult:
         assert self._runner is not None, "load comes first"
         result = self._runner.collect(pending)
         if self._parts.troubles:
-            result.troubles = tuple(self._parts.troubles)
-        if self._store is not None:
-            result.troubles = (*result.troubles, *self._store.troubled_tiers())
-            self._store.settle(self._num_saved.popleft())  # these arrived before the step's tokens
+            result.troubles = (*self._parts.troubles, *result.troubles)
         return result
 
     def call(self, name: str, *args: Any) -> Any:

@@ -10,7 +10,7 @@ import copy
 import itertools
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -21,16 +21,14 @@ from fwk.engine.gate import CacheGate
 from fwk.engine.kv_block_manager import KVBlockManager
 from fwk.engine.plan import Limits
 from fwk.engine.scheduler import Scheduler
-from fwk.engine.transfer import WorkerTransfer
 from fwk.interfaces.declaration import Facts
 from fwk.interfaces.executor import Executor, Worker, WorkerInfo
-from fwk.interfaces.prefix_cache import CacheContext, CacheTier, CacheTierContext
+from fwk.interfaces.prefix_cache import BlockTransfer, CacheContext
 from fwk.interfaces.schedule import ScheduleContext, SchedulePolicy
 from fwk.plugins import PluginSet, Registered, build, choose
 from fwk.plugins.selection import plugin_options
 from fwk.types import Batch, ScheduledSequence, SequenceResult, StepResult
 from fwk.worker.drafting.acceptance import accepted
-from fwk.worker.kv.transfer import BlockStore
 from fwk.worker.runner.sequence_table import SequenceTable
 from fwk_kit.testing.base import installed
 
@@ -54,6 +52,18 @@ def reference(prompt: Sequence[int], max_tokens: int, stop: frozenset[int] = fro
         if tokens[-1] in stop:
             break
     return tokens[len(prompt) :]
+
+
+class Tiers(Protocol):
+    """Cache tiers for the fake memory, with a plugin's code."""
+
+    def store(self, blocks: torch.Tensor) -> Any:
+        """``FakeWorker.store``; blocks: [num_blocks, block_size]."""
+        ...
+
+    def transfer(self, call: Callable[..., list[Any]]) -> BlockTransfer:
+        """As ``FeatureSpec.transfer`` names one."""
+        ...
 
 
 class FakeWorker(Worker):
@@ -80,13 +90,8 @@ class FakeWorker(Worker):
         self.num_blocks = num_blocks
         self.draft = draft
         self.batches: list[Batch] = []
-        self.store: BlockStore | None = None
-
-    def use_tiers(self, make: Callable[[CacheTierContext], list[CacheTier]]) -> None:
-        """Keep blocks in tiers too, with the real worker's code on the fake memory."""
-        blocks = torch.from_numpy(self.memory).view(self.num_blocks, -1)
-        context = CacheTierContext(self.num_blocks, blocks[0].nbytes, bytes(32))
-        self.store = BlockStore([blocks], [(str(i), tier) for i, tier in enumerate(make(context))])
+        self.store: Any = None
+        """Keeps blocks in tiers, too: has ``save``, and as methods what ``Tiers.transfer`` calls."""
 
     def load(self) -> WorkerInfo:
         return WorkerInfo(self.num_blocks, VOCAB, {})
@@ -164,7 +169,7 @@ class FakeWorker(Worker):
 
     def call(self, name: str, *args: Any) -> Any:
         assert self.store is not None
-        return self.store.operations()[name](*args)
+        return getattr(self.store, name)(*args)
 
 
 class FakeExecutor(Executor):
@@ -246,7 +251,7 @@ def make_engine(  # noqa: PLR0913 - a test names the few settings it is about
     num_lookahead: int = NUM_LOOKAHEAD,
     eos: frozenset[int] = frozenset(),
     cache_options: Mapping[str, object] | None = None,
-    tiers: Callable[[CacheTierContext], list[CacheTier]] | None = None,
+    tiers: Tiers | None = None,
     is_late: bool = False,
     keeps_policy: bool = True,
     keeps_cache: bool = True,
@@ -263,7 +268,7 @@ def make_engine(  # noqa: PLR0913 - a test names the few settings it is about
     worker = FakeWorker(num_blocks, block_size, max_running, max_len, draft, groups, window, states)
     worker.num_lookahead = num_lookahead
     if tiers is not None:
-        worker.use_tiers(tiers)
+        worker.store = tiers.store(torch.from_numpy(worker.memory).view(num_blocks, -1))
     executor = (LateExecutor if is_late else FakeExecutor)(worker, depth)
     own = plugin_options(cache_item, {cache_item.key: cache_options or {}})
 
@@ -272,7 +277,8 @@ def make_engine(  # noqa: PLR0913 - a test names the few settings it is about
             raise AssertionError(why)
         scheduler.parts.trouble(why)
 
-    built = build(cache_item, CacheContext(block_size, own, WorkerTransfer(executor)))
+    transfer = None if tiers is None else tiers.transfer(executor.call)
+    built = build(cache_item, CacheContext(block_size, own, transfer))
     cache_object = CheckedCache(built, block_size, cache_item.label, lambda: scheduler.shared_blocks, failed)
     policy_object = policy_object or make_policy(policy, policy_options)
     limits_object = Limits(

@@ -12,14 +12,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 from tests.helpers.dict_tier import DictTier
 from tests.helpers.engine_machine import EngineMachine, assert_idle, prompts, request, run, scoring
+from tests.helpers.tiered import Tiered
 
 from fwk.engine.core import Engine
-from fwk.engine.transfer import WorkerTransfer
 from fwk.interfaces.prefix_cache import CacheTier, CacheTierContext
 from fwk.plugins import discover
 from fwk.types import Request, SamplingParams
 from fwk_cache.host import HostOptions
 from fwk_cache.host.tier import HostTier
+from fwk_cache.tiers.transfer import WorkerTransfer
 from fwk_kit.testing.fake_engine import VOCAB, FakeExecutor, make_engine, next_token, reference
 
 
@@ -83,7 +84,7 @@ def one_tier(engine_options: dict[str, Any] | None = None) -> tuple[Engine, Dict
         return list(made)
 
     options = {"num_blocks": 16, "max_len": 64, **(engine_options or {})}
-    engine = make_engine(cache="hierarchical", tiers=make, **options)
+    engine = make_engine(cache="hierarchical", tiers=Tiered(make), **options)
     return engine, made[0]
 
 
@@ -96,7 +97,7 @@ def numbers(start: int, count: int) -> list[int]:
 @pytest.mark.parametrize(("depth", "is_late"), [(1, False), (2, True), (3, True)])
 def test_what_was_evicted_comes_back(policy: str, eviction: str, depth: int, is_late: bool) -> None:
     engine = make_engine(
-        cache="hierarchical", num_blocks=30, depth=depth, is_late=is_late, tiers=host(400), step_tokens=24,
+        cache="hierarchical", num_blocks=30, depth=depth, is_late=is_late, tiers=Tiered(host(400)), step_tokens=24,
         cache_options={"hicache_write_policy": policy, "radix_eviction_policy": eviction},
     )  # fmt: skip
     inputs = prompts(10, seed=4, shared=9, longest=60)
@@ -149,7 +150,7 @@ class TieredMachine(EngineMachine):
             block_size=block_size,
             cache="hierarchical",
             cache_options={"hicache_write_policy": write, "hicache_storage_prefetch_policy": ahead},
-            tiers=tiers,
+            tiers=Tiered(tiers),
             policy=policy,
             depth=depth,
             is_late=is_late,
@@ -196,7 +197,8 @@ def test_the_end_of_a_path_is_kept_before_what_is_above_it() -> None:
     """So a tier that forgets the oldest first forgets ends first: a path without its beginning is of no use."""
     for policy, places in (("write_through", 36), ("write_back", 20)):
         engine = make_engine(
-            cache="hierarchical", num_blocks=16, max_len=64, step_tokens=64, chunk_tokens=64, tiers=host(places),
+            cache="hierarchical", num_blocks=16, max_len=64, step_tokens=64, chunk_tokens=64,
+            tiers=Tiered(host(places)),
             cache_options={"hicache_write_policy": policy},
         )  # fmt: skip
         first = numbers(0, 41)
@@ -308,7 +310,7 @@ def test_an_entry_counts_only_if_every_worker_has_it() -> None:
         def call(self, name: str, *args: Any) -> list[Any]:
             return [3, 2] if name == "find_blocks" else [0, 5]
 
-    transfer = WorkerTransfer(TwoWorkers())
+    transfer = WorkerTransfer(TwoWorkers().call)
     assert transfer.find([], [b"k"] * 5) == 2
     assert transfer.load([], [b"k"] * 5, list(range(5))) == 0
 

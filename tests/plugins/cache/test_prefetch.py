@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tests.helpers.dict_tier import DictTier
 from tests.helpers.engine_machine import assert_idle, request, run
+from tests.helpers.tiered import Tiered
 
 from fwk.engine.core import Engine
 from fwk.engine.gate import MAX_OPEN, GrammarGate
@@ -75,7 +76,7 @@ def make() -> Iterator[Callable[..., Made]]:
         options = {"hicache_storage_prefetch_policy": policy, "hicache_storage_prefetch_timeout": timeout}
 
         def engine() -> Any:
-            opened.append(make_engine(cache="hierarchical", tiers=tiers, cache_options=options, num_blocks=64))
+            opened.append(make_engine(cache="hierarchical", tiers=Tiered(tiers), cache_options=options, num_blocks=64))
             return opened[-1]
 
         writes = engine()

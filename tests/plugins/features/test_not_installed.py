@@ -61,6 +61,18 @@ def test_recurrent_models_without_options_of_states(tmp_path: Path) -> None:
         assert llm.engine.info.chosen["states"] == kept
 
 
+def test_caches_without_tiers(tmp_path: Path) -> None:
+    """The option is unknown, a prefix cache that needs them is refused, and others serve."""
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    options: dict[str, Any] = {"plugins": without("cache_tiers"), "load_format": "dummy", "max_total_tokens": 512}
+    with pytest.raises(ConfigError, match="unknown option --cache-tiers"):
+        fwk.LLM(str(tmp_path), cache_tiers=["file"], **options)
+    with pytest.raises(ConfigError, match="--prefix-cache hierarchical keeps K/V in cache tiers, and no feature that"):
+        fwk.LLM(str(tmp_path), prefix_cache="hierarchical", **options)
+    with fwk.LLM(str(tmp_path), prefix_cache="radix", **options) as llm:
+        assert len(llm.generate([[1, 2, 3]], SamplingParams(max_tokens=2, ignore_eos=True))[0].token_ids) == 2
+
+
 def test_weights_without_their_update(tmp_path: Path) -> None:
     """Neither ``fwk.LLM`` nor a server's route exchanges them, and the model serves."""
     (tmp_path / "config.json").write_text(json.dumps(TINY))

@@ -27,7 +27,7 @@ _HARMLESS = frozenset(
 
 _HARMLESS_OPTIONS = frozenset(
     {
-        "executor", "disable_overlap_schedule", "sampling_backend", "schedule_policy", "prefix_cache", "cache_tiers",
+        "executor", "disable_overlap_schedule", "sampling_backend", "schedule_policy", "prefix_cache",
         "speculative_algorithm", "grammar_backend", "max_total_tokens", "mem_fraction_static",
         "device_reserve_memory_bytes",
         "max_running_requests", "max_prefill_tokens", "max_start_tokens", "prefill_max_requests", "max_decode_gap",

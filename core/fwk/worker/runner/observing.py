@@ -6,26 +6,17 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from fwk.config import Config
 from fwk.errors import one_line_traceback
 from fwk.features.worker import run_operation
+from fwk.interfaces.feature import StepRunner
 from fwk.interfaces.observer import ObserverSpec, WorkerObserver, WorkerObserverContext
 from fwk.plugins import PluginFactory, PluginSet, taking_part
-from fwk.types import Batch, StepResult
+from fwk.types import Batch
 
 log = logging.getLogger(__name__)
-
-
-class Runner(Protocol):
-    """What runs a worker's steps."""
-
-    def launch(self, batch: Batch) -> Any: ...
-
-    def collect(self, pending: Any) -> StepResult: ...
-
-    def settle(self) -> None: ...
 
 
 @dataclass(slots=True)
@@ -82,7 +73,7 @@ class WorkerObservers:
         for part in self._parts:
             part.observer.model_loaded(model)
 
-    def around(self, runner: Runner) -> Runner:
+    def around(self, runner: StepRunner) -> StepRunner:
         """The runner, telling those who want it of each step; the same where nobody does."""
         told = [part for part in self._parts if part.is_told]
         return ObservedRunner(runner, told) if told else runner
@@ -97,7 +88,7 @@ class WorkerObservers:
 class ObservedRunner:
     """A runner whose steps are told of."""
 
-    def __init__(self, runner: Runner, parts: list[_Part]) -> None:
+    def __init__(self, runner: StepRunner, parts: list[_Part]) -> None:
         self._runner = runner
         self._parts = parts
         self.collect = runner.collect

@@ -104,12 +104,11 @@ class PoolingSpec(FeatureSpec):
             refused.append(("kv_cache_dtype", (AUTO,), "which keeps no K/V"))
         if run.prompts.needs_whole_prompts:
             why = "which needs the hidden states of all tokens" if pooling.is_decoder else "which keeps no K/V"
-            refused += [("prefix_cache", (AUTO, "none"), why), ("cache_tiers", ((),), why)]
+            refused.append(("prefix_cache", (AUTO, "none"), why))
         for name, idle, why in refused:
             value = getattr(run.config.engine, name)
             if value not in idle:
-                shown = " ".join(cast("tuple[str, ...]", value)) if isinstance(value, tuple) else value
-                raise ConfigError(f"--{name.replace('_', '-')} {shown}: {run.model} {what}, {why}")
+                raise ConfigError(f"--{name.replace('_', '-')} {value}: {run.model} {what}, {why}")
 
 
 _TOKENS = "--classifier-from-token takes one or two tokens, with --task classify, for a model that generates text"

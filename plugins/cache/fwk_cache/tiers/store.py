@@ -1,4 +1,4 @@
-"""The worker's side of cache tiers: blocks of the KV cache to bytes and back."""
+"""Blocks of the KV cache to bytes and back."""
 
 from __future__ import annotations
 
@@ -6,32 +6,24 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fwk.config import Config
 from fwk.errors import PluginFault
-from fwk.features.declared import moved_by
-from fwk.interfaces.attention import AttentionLayer
-from fwk.interfaces.device import Device, Event, NoEvent, Upload
-from fwk.interfaces.parallel import ParallelGroup
-from fwk.interfaces.prefix_cache import CacheTier, CacheTierContext, CacheTierSpec
-from fwk.plugins import Registered
-from fwk.plugins.selection import choose_tiers
-from fwk.setup.resolve import ModelSetup
-from fwk.worker.kv.identity import kv_identity
-from fwk.worker.kv.prefetching import Prefetcher
-from fwk_files.model_hash import ModelHash
+from fwk.interfaces.device import Event, NoEvent, Upload
+from fwk.interfaces.prefix_cache import CacheTier
+from fwk_cache.tiers.prefetching import Prefetcher
 
 log = logging.getLogger(__name__)
 
 STAGING_BYTES = 32 * 2**20
 MAX_AT_ONCE = 256
 """Blocks are moved in groups of about this size, or this number if that is less; one at least."""
+
+OPERATIONS = ("find_blocks", "load_blocks", "can_prefetch", "prefetch_blocks", "prefetched_blocks", "end_prefetch")
+"""Methods of a store that the engine calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +55,13 @@ class BlockStore:
         self,
         caches: Sequence[Tensor],
         tiers: Sequence[tuple[str, CacheTier]],
-        device: Device | None = None,
+        is_host: bool = True,
         send: Upload = torch.from_numpy,
+        host_buffer: Callable[..., Tensor] | None = None,
+        event: Callable[[], Event] = NoEvent,
     ) -> None:
-        """caches: each layer's [num_blocks, *block_shape]; tiers: with their names, for the log; device: whose they
-        are, None for the host; send: brings an array there.
+        """caches: each layer's [num_blocks, *block_shape]; tiers: with their names, for the log; is_host, send,
+        host_buffer, event: of the device that has the blocks, as in ``WorkerPartContext``.
         """
         self._caches = [cache.view(cache.shape[0], -1).view(torch.uint8) for cache in caches]
         self._tiers = list(tiers)
@@ -76,8 +70,8 @@ class BlockStore:
         """Of tiers that failed, for ``StepResult.troubles``."""
         block_bytes = sum(cache.shape[1] for cache in self._caches)
         self._group = min(max(1, STAGING_BYTES // block_bytes), MAX_AT_ONCE)
-        self._device = None if device is None or device.is_host else device
-        self._send = send
+        self._is_host = is_host
+        self._send, self._host_buffer, self._event = send, host_buffer or torch.zeros, event
         self._block_bytes = block_bytes
         self._free: list[_Buffer] = []
         self._saving: deque[_Saving] = deque()
@@ -105,7 +99,7 @@ class BlockStore:
             buffer.event.record()
             self._saving.append(_Saving(buffer, [(key, tiers) for key, _, tiers in group]))
             self._num_saved += 1
-        if self._device is None:
+        if self._is_host:
             self.settle()
 
     @property
@@ -129,32 +123,23 @@ class BlockStore:
     def _take_buffer(self) -> _Buffer:
         if self._free:
             return self._free.pop()
-        device = self._device
-        make, event = (torch.zeros, NoEvent()) if device is None else (device.host_buffer, device.event())
-        tensor = make((self._group, self._block_bytes), dtype=torch.uint8)
-        return _Buffer(tensor, [row.numpy().data for row in tensor], event)
+        tensor = self._host_buffer((self._group, self._block_bytes), dtype=torch.uint8)
+        return _Buffer(tensor, [row.numpy().data for row in tensor], self._event())
 
     def _lacking(self, key: bytes) -> list[tuple[str, CacheTier]]:
         return [tier for tier in self._tiers if not self._contains(tier, key)]
 
-    def operations(self) -> dict[str, Callable[..., Any]]:
-        """What the engine calls, by name."""
-        return {
-            "find_blocks": self.save_and_find,
-            "load_blocks": self.save_and_load,
-            "can_prefetch": lambda: self._prefetcher is not None,
-            "prefetch_blocks": self.prefetch,
-            "prefetched_blocks": self.prefetched,
-            "end_prefetch": self.end_prefetch,
-        }
+    def can_prefetch(self) -> bool:
+        """Whether there is a fast tier to read ahead into, and another to read from."""
+        return self._prefetcher is not None
 
-    def save_and_find(self, pairs: Sequence[tuple[bytes, int]], keys: Sequence[bytes], is_near: bool = False) -> int:
+    def find_blocks(self, pairs: Sequence[tuple[bytes, int]], keys: Sequence[bytes], is_near: bool = False) -> int:
         """``save`` what the engine still owes, then ``find``: one call of the engine."""
         self.save(pairs)
         self.settle()
         return self.find(keys, is_near)
 
-    def save_and_load(
+    def load_blocks(
         self, pairs: Sequence[tuple[bytes, int]], keys: Sequence[bytes], block_ids: Sequence[int], is_near: bool = False
     ) -> int:
         """``save`` what the engine still owes, then ``load``: one call of the engine."""
@@ -167,14 +152,14 @@ class BlockStore:
 
         They count as used, the first one last: of a path, tiers forget the end before what is above it.
         """
-        self.prefetched()
+        self.prefetched_blocks()
         tiers = self._near if is_near else self._tiers
         count = next((i for i, key in enumerate(keys) if not self._is_anywhere(key, tiers)), len(keys))
         for key in reversed(keys[:count]):
             self._is_anywhere(key, tiers)
         return count
 
-    def prefetch(self, number: int, keys: Sequence[bytes]) -> bool:
+    def prefetch_blocks(self, number: int, keys: Sequence[bytes]) -> bool:
         """Begin to read what the near tiers lack of a path; False when they lack nothing."""
         lacking = [key for key in keys if not self._is_anywhere(key, self._near)]
         if self._prefetcher is None or not lacking:
@@ -182,8 +167,8 @@ class BlockStore:
         self._prefetcher.start(number, lacking, len(keys) - len(lacking))
         return True
 
-    def prefetched(self, numbers: Sequence[int] = ()) -> list[bool]:
-        """Keep what has been read ahead; of each ``prefetch``, whether it has ended."""
+    def prefetched_blocks(self, numbers: Sequence[int] = ()) -> list[bool]:
+        """Keep what has been read ahead; of each ``prefetch_blocks``, whether it has ended."""
         if self._prefetcher is None:
             return [True] * len(numbers)
         return self._prefetcher.take(lambda key, entry: self._put(self._tiers[0], key, entry), numbers)
@@ -192,7 +177,7 @@ class BlockStore:
         """Keep what has been read of it, and read no more."""
         if self._prefetcher is not None:
             self._prefetcher.end(number)
-            self.prefetched()
+            self.prefetched_blocks()
 
     @torch.inference_mode()
     def load(self, keys: Sequence[bytes], block_ids: Sequence[int], is_near: bool = False) -> int:
@@ -264,50 +249,3 @@ class BlockStore:
             log.warning("cache tier %s failed, serving continues without what it lacks: %r", name, error)
             if isinstance(error, PluginFault):
                 self.troubles.append(f"{error}; serving continues without what it lacks")
-
-
-def tiers_of(config: Config, setup: ModelSetup) -> list[Registered]:
-    """The cache tiers of a run."""
-    plugins = setup.factory.plugins
-    return choose_tiers(plugins, setup.factory.item("cache"), config.engine.cache_tiers, setup.facts)
-
-
-def _outlives(item: Registered) -> bool:
-    return isinstance(item.declaration, CacheTierSpec) and item.declaration.outlives_process
-
-
-def needs_hash(config: Config, setup: ModelSetup) -> bool:
-    """Whether K/V are kept or sent where those of another model may be."""
-    return bool(moved_by(setup.factory)) or any(map(_outlives, tiers_of(config, setup)))
-
-
-def open_store(
-    config: Config,
-    setup: ModelSetup,
-    chosen: dict[str, str],
-    layers: list[AttentionLayer],
-    tp: ParallelGroup,
-    *,
-    num_blocks: int,
-    files: ModelHash,
-    send: Upload = torch.from_numpy,
-) -> BlockStore | None:
-    """The tiers of a worker whose KV cache is allocated, when the prefix cache of the run uses any; names them in
-    ``chosen``. Raises ``ConfigError`` when one cannot work.
-    """
-    factory = setup.factory
-    items = tiers_of(config, setup)
-    if not items:
-        return None
-    caches = [layer.kv_cache for layer in layers if layer.kv_cache is not None]
-    context = partial(
-        CacheTierContext,
-        num_blocks=num_blocks,
-        block_bytes=sum(cache[0].numel() * cache.itemsize for cache in caches),
-        identity=kv_identity(
-            config, factory.plugins, setup, chosen, layers, tp, files.result() if any(map(_outlives, items)) else ""
-        ),
-        device=setup.facts.host.device,
-    )
-    chosen["cache_tiers"] = ", ".join(item.name for item in items)
-    return BlockStore(caches, [(item.name, factory.build(item, context)) for item in items], setup.device, send)
