@@ -47,6 +47,16 @@ class TestCacheTiers(FeatureSuite):
         return {"prefix_cache": "hierarchical"}
 
 
+class TestAttentionPair(FeatureSuite):
+    """More of it is in tests/core/test_attention_pair.py."""
+
+    plugin = "attention_pair"
+    options: ClassVar[Mapping[str, Any]] = {
+        "prefill_attention_backend": "torch",
+        "decode_attention_backend": "cpu",
+    }
+
+
 class TestPooling(FeatureSuite):
     """Requests to a model that generates; vectors are in tests/plugins/models."""
 

@@ -15,15 +15,14 @@ from tests.helpers.pretend_cuda import JOURNAL, flashinfer_stand_in, pretended, 
 
 import fwk
 from fwk import AttentionBackendSpec, SamplingParams, hookimpl
-from fwk.config import EngineOptions
 from fwk.errors import ConfigError, FwkError, PluginError
 from fwk.interfaces.attention import AttentionBackend, AttentionContext, AttentionLayer
 from fwk.interfaces.declaration import Facts
-from fwk.plugins import build_config, discover
-from fwk.plugins.attention_pair import AttentionPairSpec, with_attention_pairs
+from fwk.plugins import PluginSet, build_config, discover
 from fwk.types import ForwardBatch
-from fwk.worker.attention_pair import AttentionPair
 from fwk_attention.cpu.backend import CpuBackend
+from fwk_attention.pair import AttentionPairSpec, PairOptions, offered
+from fwk_attention.pair.backend import AttentionPair
 from fwk_attention.torch_sdpa.backend import TorchBackend
 from fwk_kit.testing import AttentionSuite
 from fwk_kit.testing.base import installed
@@ -43,10 +42,11 @@ SAMPLING = [SamplingParams(max_tokens=n, temperature=0.0, ignore_eos=True) for n
 PLUGINS = installed()
 
 
-def pair_of(prefill: str, decode: str) -> AttentionPairSpec:
-    asked = EngineOptions(prefill_attention_backend=prefill, decode_attention_backend=decode)
-    plugins, name = with_attention_pairs(PLUGINS, asked)
-    spec = plugins.by_family["attention"][name].declaration
+def pair_of(prefill: str, decode: str, plugins: PluginSet = PLUGINS) -> AttentionPairSpec:
+    asked = PairOptions(prefill_attention_backend=prefill, decode_attention_backend=decode)
+    items, name = offered(plugins.family("attention"), "auto", asked)
+    assert [item.name for item in items] == [name]
+    spec = items[0].declaration
     assert isinstance(spec, AttentionPairSpec)
     return spec
 
@@ -217,9 +217,7 @@ def test_a_backend_without_a_shared_layout_is_refused() -> None:
 
     plugins = discover()
     plugins.register(Silent(), "attention.silent", "tests", "1")
-    asked = EngineOptions(prefill_attention_backend="silent", decode_attention_backend="torch")
-    derived, name = with_attention_pairs(plugins, asked)
-    refusal = derived.by_family["attention"][name].declaration.refusal(Facts())
+    refusal = pair_of("silent", "torch", plugins).refusal(Facts())
     assert refusal == "needs one KV cache for both, and 'silent' and 'torch' lay out K/V differently: name one for both"
 
 
@@ -231,8 +229,9 @@ def test_layouts_that_differ_in_spite_of_the_declaration_are_refused() -> None:
 
 
 def test_other_servers_values_are_understood() -> None:
-    engine = build_config(PLUGINS, {"prefill_attention_backend": "SDPA", "decode_attention_backend": "CPU"}).engine
-    assert (engine.prefill_attention_backend, engine.decode_attention_backend) == ("torch", "cpu")
+    given = {"prefill_attention_backend": "SDPA", "decode_attention_backend": "CPU"}
+    named = {"prefill_attention_backend": "torch", "decode_attention_backend": "cpu"}
+    assert build_config(PLUGINS, given).plugin_options == {"features.attention_pair": named}
     with pytest.raises(ConfigError, match="flashmla: this kernel has no plugin"):
         build_config(PLUGINS, {"decode_attention_backend": "flashmla"})
 

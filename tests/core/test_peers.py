@@ -17,7 +17,7 @@ from fwk.config import Config
 from fwk.errors import ConfigError, FwkError
 from fwk.plugins import build_config, option_owners, options
 from fwk.plugins.families import FAMILIES
-from fwk.plugins.options import called, flag, normal
+from fwk.plugins.options import called, flag, naming, normal
 from fwk.plugins.selection import option_value
 from fwk_kit.cli.arguments import run as print_arguments
 from fwk_kit.cli.migrating import OF_COMMANDS, counts, page
@@ -381,7 +381,7 @@ def test_a_misspelt_word_is_refused_at_once_with_the_one_that_was_meant(parser: 
     """Of every option that chooses among words: plugins' names, words that they offer, and words of its own."""
     choices = {"kv_cache_dtype": {"fp8_e4m3"}, "task": {"embed"}, "completion_template": {"star_coder"}}
     for family in FAMILIES.values():
-        for option in (*filter(None, [family.option]), *family.part_options):
+        for option in naming(PLUGINS, family.spec.family):
             choices[option] = {item.name for item in PLUGINS.family(family.spec.family)}
     for owner in option_owners(PLUGINS):
         for option, field in owner.model.model_fields.items():

@@ -34,14 +34,6 @@ class EngineOptions(Options):
         False, "Plan a step only when the one before has come back, also with an executor that could overlap the two."
     )
     attention_backend: str = option("auto", "Attention kernels.")
-    prefill_attention_backend: str = option(
-        "auto",
-        "Attention kernels of prompts and of drafts that are verified; auto: those of all steps.",
-        stability="beta",
-    )
-    decode_attention_backend: str = option(
-        "auto", "Attention kernels of next tokens; auto: those of all steps.", stability="beta"
-    )
     enable_deterministic_inference: bool = option(
         False,
         "Give a sequence the same numbers, to the bit, whatever is computed alongside it, however its prompt is cut "

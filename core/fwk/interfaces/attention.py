@@ -233,9 +233,11 @@ class AttentionBackend(ABC):
     """One per worker; holds no state between steps except what is the same for all of them.
 
     - ``turns``: whether it has ``forward_turned``.
+    - ``not_recorded``: why a host cannot record steps of it to replay them; empty: it can.
     """
 
     turns: bool = False
+    not_recorded: str = ""
 
     def __init__(self, context: AttentionContext) -> None:
         self.context = context
@@ -335,6 +337,8 @@ class AttentionBackendSpec(Declaration):
         latent layer; num_kv_heads; block_size; row]: a row is a head's numbers of a token, in quantised formats
         followed by padding to a multiple of four bytes and a float32 to multiply them with. A block that is begun is
         cleared before: the other backend may read all of it.
+    made_of: backends of the run, as of ``Plugins.items``, that are one as this one: what ``load`` names is called with
+        their objects, and they keep to its ``kv_layouts``.
 
     - ``dtypes``: of activations that it computes in.
     - ``head_sizes``: None: any
@@ -349,6 +353,7 @@ class AttentionBackendSpec(Declaration):
     block_sizes: tuple[int, ...] | None = None
     features: frozenset[str] = frozenset()
     kv_layouts: Mapping[str, str] = field(default_factory=dict[str, str])
+    made_of: tuple[Any, ...] = ()
 
     def refusal(self, facts: Facts) -> str | None:
         if facts.dtype not in self.dtypes:

@@ -149,6 +149,7 @@ class FeatureRun:
     - ``is_local``: whether all workers are on this machine.
     - ``model_config``: of the model; None: not known.
     - ``step_tokens``: that a step computes at most.
+    - ``task``: what the model is served for.
     """
 
     config: Config
@@ -165,6 +166,7 @@ class FeatureRun:
     model_config: ModelConfig | None = None
     step_tokens: int = 0
     items: Callable[[str], Sequence[Any]] = lambda family: ()
+    task: str = "generate"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,7 +195,7 @@ class FeatureSpec(Declaration):
         do not. Where they do, layers share one block table, the weights stay, and the model's files are hashed.
     changes_kv: False: tokens have the same K/V with it and without, so that its options are no part of what tells K/V
         apart, between runs and between servers.
-    uses: families of which its worker parts build a plugin, each with the option of its own that names it.
+    uses: families of which it uses a plugin, each with the option of its own that names it.
     server_options: those of its options that ``fwk.LLM`` refuses: a server alone reads them.
     """
 
@@ -223,7 +225,7 @@ class FeatureSpec(Declaration):
         for place in places:
             if ":" not in place:
                 raise ValueError(f"FeatureSpec {self.name!r}: a part must be 'module:attribute', not {place!r}")
-        if not places:
+        if not places and not self.load:
             raise ValueError(f"FeatureSpec {self.name!r}: none of server, engine and worker names a part")
         object.__setattr__(self, "load", self.load or places[0])
         super().__post_init__()
@@ -252,6 +254,13 @@ class FeatureSpec(Declaration):
     def known(self, facts: Facts, options: Any) -> Facts:
         """What is known of the run before plugins are chosen, and what the options say of it."""
         return facts
+
+    def offered(self, family: str, items: Sequence[Any], asked: str, options: Any) -> tuple[Sequence[Any], str]:
+        """What a run chooses from of a family, and the name that it asks for, or ``auto``. Raises ``ConfigError``.
+
+        items: what is installed, as of ``Plugins.items``; ``dataclasses.replace(item, declaration=)`` makes others.
+        """
+        return items, asked
 
     def states_kept(self, options: Any) -> StatesKept | None:
         """How many states of recurrent layers are kept, if it has a say in that."""

@@ -42,7 +42,6 @@ class Family:
 
     suite: the contract suite, ``"module:class"`` of the kit's package of suites.
     option: the option, core's or a plugin's, whose value names the plugin (or plugins); None while none does.
-    part_options: core options that each name a plugin for a part of the work, in place of ``option``'s.
     takes_all: every installed plugin takes part, so there is nothing to choose.
     pattern_option: a core option with values ``PATTERN=NAME``, which choose plugins for parts of the model.
     switch: the option, core's or a plugin's, without which nothing of the family is used.
@@ -56,7 +55,6 @@ class Family:
     spec: type[Declaration]
     suite: str
     option: str | None = None
-    part_options: tuple[str, ...] = ()
     takes_all: bool = False
     pattern_option: str | None = None
     switch: str | None = None
@@ -72,7 +70,6 @@ _ALL = [
         AttentionBackendSpec,
         "attention:AttentionSuite",
         "attention_backend",
-        ("prefill_attention_backend", "decode_attention_backend"),
     ),
     Family(
         "quantizers",

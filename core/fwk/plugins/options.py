@@ -26,6 +26,7 @@ from fwk.config import (
     turned_by,
 )
 from fwk.errors import ConfigError, PluginError, what_is_wrong
+from fwk.interfaces.feature import FeatureSpec
 from fwk.interfaces.prefix_cache import CacheTierSpec
 from fwk.plugins.catalogue import read_catalogue
 from fwk.plugins.discovery import PluginSet, Registered
@@ -215,7 +216,7 @@ def _nested(kind: Any) -> Any:
 def _named(plugins: PluginSet, meaning: _Meaning, value: str) -> Any:
     """A value as it is called here: a plugin's name or a word in its own case, or another server's value as ours."""
     option = meaning.option
-    family = next((f for f in FAMILIES.values() if option == f.option or option in f.part_options), None)
+    family = next((f for key, f in FAMILIES.items() if option in naming(plugins, key)), None)
     if family is None:
         words = {str(word).lower(): word for word in _literals(meaning.kind)}
         if value[:1] in ("{", "[") and _nested(meaning.kind) is not None:
@@ -227,6 +228,13 @@ def _named(plugins: PluginSet, meaning: _Meaning, value: str) -> Any:
     names = {item.name for item in plugins.family(family.spec.family)}
     own = value if value in names else value.lower() if value.lower() in names else None
     return own or own_name(plugins, family.spec.family, meant(family.option or option, value, option))
+
+
+def naming(plugins: PluginSet, family: str) -> list[str]:
+    """Options that name plugins of a family: its own, and those of features that use some (``FeatureSpec.uses``)."""
+    specs = [item.declaration for item in plugins.family("features")]
+    used = [option for spec in specs if isinstance(spec, FeatureSpec) for of, option in spec.uses if of == family]
+    return list(dict.fromkeys(filter(None, (FAMILIES[family].option, *used))))
 
 
 def _check_names(config: Config, plugins: PluginSet) -> None:
@@ -254,7 +262,7 @@ def _check_names(config: Config, plugins: PluginSet) -> None:
 
 def _chosen_by(config: Config, plugins: PluginSet, family: Family) -> Iterator[tuple[str, str]]:
     """Options that choose from a family, and each name that they are given."""
-    for option in (*((family.option,) if family.option else ()), *family.part_options):
+    for option in naming(plugins, family.spec.family):
         value = option_value(config, plugins, option)
         yield from ((option, name) for name in ((value,) if isinstance(value, str) else value or ()))
     if family.pattern_option:
@@ -313,9 +321,8 @@ def _selected(config: Config, plugins: PluginSet, family: Family) -> set[str]:
     """Names chosen from a family, or ``auto``."""
     if family.option is None:
         return set()
-    value = option_value(config, plugins, family.option)
-    names = {value} if isinstance(value, str) else set[str](value or ())
-    names |= {getattr(config.engine, option) for option in family.part_options}
+    values = [option_value(config, plugins, option) for option in naming(plugins, family.spec.family)]
+    names = {name for value in values for name in ((value,) if isinstance(value, str) else value or ())}
     names = {static_choice(plugins, family.spec.family, name) for name in names}
     if family.spec is CacheTierSpec:
         cache = plugins.by_family.get("cache", {}).get(static_choice(plugins, "cache", config.engine.prefix_cache))

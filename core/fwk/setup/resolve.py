@@ -13,7 +13,7 @@ from fwk.interfaces.attention import AttentionLayer
 from fwk.interfaces.declaration import Facts
 from fwk.interfaces.device import Device
 from fwk.interfaces.executor import ExecutorSpec
-from fwk.interfaces.feature import FeatureRun
+from fwk.interfaces.feature import FeatureRun, FeatureSpec
 from fwk.plugins import (
     FAMILIES,
     Judgement,
@@ -25,7 +25,6 @@ from fwk.plugins import (
     negotiate,
     taking_part,
 )
-from fwk.plugins.attention_pair import own_options, with_attention_pairs
 from fwk.plugins.families import ORDER, PARTS
 from fwk.plugins.options import flag
 from fwk.plugins.selection import (
@@ -103,7 +102,8 @@ def resolve(config: Config, opened: OpenedModel, plugins: PluginSet) -> ModelSet
     plugins, asked = _asked(config, opened, plugins)
     resolution = negotiate(plugins, asked, facts, config.plugin_options)
     one_each = {family: name for family, name in resolution.chosen.items() if family != "quant"}  # that is by layer
-    given = own_options(config.plugin_options, resolution.item("attention"))
+    parts = [part.key for selection in resolution.selections.values() for part in _made_of(selection.chosen)]
+    given = {key: values for key, values in config.plugin_options.items() if key not in parts}
     check_used(plugins, given, one_each | {"loaders": opened.loader})
     factory = PluginFactory(plugins, config.plugin_options, resolution)
     step_tokens, start_tokens, gap = _step_tokens(config.engine, opened, chosen.device)
@@ -141,7 +141,12 @@ def _feature_run(config: Config, opened: OpenedModel, factory: PluginFactory, st
         factory.resolution.facts.model,
         step_tokens,
         factory.items,
+        opened.task,
     )
+
+
+def _made_of(chosen: Registered | None) -> Sequence[Registered]:
+    return getattr(chosen and chosen.declaration, "made_of", ())
 
 
 def _is_local(factory: PluginFactory) -> bool:
@@ -245,8 +250,12 @@ def _check_readable(options: EngineOptions, opened: OpenedModel, plugins: Plugin
 
 def _asked(config: Config, opened: OpenedModel | None, plugins: PluginSet) -> tuple[PluginSet, dict[str, str]]:
     """What there is to choose from, and what was asked for of each family."""
-    plugins, attention = with_attention_pairs(plugins, config.engine)
-    return plugins, requested_plugins(config, opened, plugins) | {"attention": attention}
+    asked = requested_plugins(config, opened, plugins)
+    for _, spec, options in declared(PluginFactory(plugins, config.plugin_options)):
+        for family in asked if type(spec).offered is not FeatureSpec.offered else ():
+            items, asked[family] = spec.offered(family, plugins.family(family), asked[family], options)
+            plugins = replace(plugins, by_family={**plugins.by_family, family: {item.name: item for item in items}})
+    return plugins, asked
 
 
 def requested_plugins(config: Config, opened: OpenedModel | None, plugins: PluginSet) -> dict[str, str]:

@@ -33,7 +33,6 @@ from fwk.setup.resolve import ModelSetup
 from fwk.text import ModelText, model_text
 from fwk.text.grammars import Grammars
 from fwk.types import ForwardBatch
-from fwk.worker.attention_pair import AttentionPair
 from fwk.worker.drafting.checked_decoder import CheckedDecoder, fault_of
 from fwk.worker.drafting.draft_store import DraftStore
 from fwk.worker.drafting.drafting import Drafting, NoDrafting
@@ -608,7 +607,6 @@ class WorkerBuilder:
         return (
             (decoder.drafts_ahead or (decoder.drafts_late and decoder.acceptance.is_exact))
             and takes_lengths_late
-            and not isinstance(self._models.attention, AttentionPair)
             and not self._setup.device.is_host
             and not self._setup.opened.served.is_recurrent
             and self._setup.opened.served.encoder is None

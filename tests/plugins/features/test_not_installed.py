@@ -73,6 +73,16 @@ def test_caches_without_tiers(tmp_path: Path) -> None:
         assert len(llm.generate([[1, 2, 3]], SamplingParams(max_tokens=2, ignore_eos=True))[0].token_ids) == 2
 
 
+def test_one_attention_backend_for_all_steps(tmp_path: Path) -> None:
+    """The options that name two are unknown, and one serves."""
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    options: dict[str, Any] = {"plugins": without("attention_pair"), "load_format": "dummy", "max_total_tokens": 512}
+    with pytest.raises(ConfigError, match="unknown option --decode-attention-backend"):
+        fwk.LLM(str(tmp_path), decode_attention_backend="torch", **options)
+    with fwk.LLM(str(tmp_path), attention_backend="torch", **options) as llm:
+        assert len(llm.generate([[1, 2, 3]], SamplingParams(max_tokens=2, ignore_eos=True))[0].token_ids) == 2
+
+
 def test_weights_without_their_update(tmp_path: Path) -> None:
     """Neither ``fwk.LLM`` nor a server's route exchanges them, and the model serves."""
     (tmp_path / "config.json").write_text(json.dumps(TINY))

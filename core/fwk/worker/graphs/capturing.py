@@ -16,7 +16,6 @@ from fwk.interfaces.model import Model
 from fwk.interfaces.moe import GRAPH_CAPTURE
 from fwk.interfaces.speculative import SpeculativeDecoder
 from fwk.setup.resolve import ModelSetup
-from fwk.worker.attention_pair import AttentionPair
 from fwk.worker.graphs.around_captures import around_captures
 from fwk.worker.graphs.graph_sizes import GraphSizes, graph_sizes, piece_sizes
 from fwk.worker.graphs.pieces import PromptPieces
@@ -77,8 +76,8 @@ class Capturing:
             return "ranks add up their parts through torch.distributed"
         if self._setup.opened.served.is_recurrent and not self._setup.device.is_host:
             return "the model has recurrent layers"
-        if self._setup.device.is_host and isinstance(self._models.attention, AttentionPair):
-            return "prompts and next tokens have attention backends of their own"
+        if self._setup.device.is_host and self._models.attention.not_recorded:
+            return self._models.attention.not_recorded
         if self._setup.opened.served.encoder is not None:
             return "an encoder reads the prompts"
         moe = self._models.moe

@@ -106,7 +106,7 @@ def kv_common(
     Unlike ``kv_identity`` it is the same on another machine, which has copies of the model's files.
     """
     facts, opened = setup.facts, setup.opened
-    naming = {name for family in FAMILIES.values() for name in (family.option, *family.part_options) if name}
+    naming = {family.option for family in FAMILIES.values() if family.option}
     engine = config.engine.model_dump(mode="json", exclude=set(_HARMLESS_OPTIONS | _OWN | naming))
     given = {f"--{key.replace('_', '-')}": value for key, value in engine.items()}
     given |= {f"--{key.replace('_', '-')}": getattr(config.model, key) for key in ("json_model_override_args",)}

@@ -30,9 +30,9 @@ from fwk.plugins.families import COMPUTING
 from fwk.setup.checkpoint import OpenedModel, open_head, open_model
 from fwk.setup.resolve import ModelSetup, check_layers, check_quantizers, variance
 from fwk.types import ModelConfig
-from fwk.worker.attention_pair import build_attention
 from fwk.worker.graphs.pieces import Seam
 from fwk.worker.loading import memory_need
+from fwk.worker.loading.attention import build_attention
 from fwk.worker.loading.model_identity import model_identity
 from fwk.worker.loading.quantization import AUTO, UNQUANTISED, ChosenQuantization
 from fwk.worker.loading.weights import BaseModelWeights, TrackedWeights

@@ -40,7 +40,8 @@ class TiersSpec(FeatureSpec):
                 f"{given}: {run.model} has an encoder and a decoder, and each K/V of a prompt depends on all of it"
             )
         if options.cache_tiers and run.prompts is not None and run.prompts.needs_whole_prompts:
-            raise ConfigError(f"{given}: {run.model} makes embeddings or scores of whole prompts, which keeps no K/V")
+            what = "makes embeddings" if run.task == "embed" else f"is served to {run.task}"
+            raise ConfigError(f"{given}: {run.model} {what}, which keeps no K/V")
         if options.cache_tiers and cache.tiers is None:
             able = [item.name for item in run.items("cache") if item.declaration.tiers is not None]
             raise ConfigError(

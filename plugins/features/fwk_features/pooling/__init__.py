@@ -98,7 +98,6 @@ class PoolingSpec(FeatureSpec):
         what = "makes embeddings" if pooling.task == "embed" else f"is served to {pooling.task}"
         refused: list[tuple[str, Sequence[object], str]] = [
             ("speculative_algorithm", ("none",), "there is nothing to draft"),
-            ("decode_attention_backend", (AUTO,), "and there are no next tokens"),
         ]
         if not pooling.is_decoder:
             refused.append(("kv_cache_dtype", (AUTO,), "which keeps no K/V"))

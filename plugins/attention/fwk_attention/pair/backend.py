@@ -5,50 +5,15 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fwk.errors import ConfigError, shaped
-from fwk.interfaces.attention import (
-    AttentionBackend,
-    AttentionContext,
-    AttentionLayer,
-    BlockFormat,
-    CaptureSizes,
-    KVSpec,
-)
-from fwk.plugins import PluginFactory, Registered
-from fwk.plugins.answers import checked
-from fwk.plugins.attention_pair import AttentionPairSpec
+from fwk.errors import ConfigError
+from fwk.interfaces.attention import AttentionBackend, AttentionLayer, BlockFormat, CaptureSizes, KVSpec
 from fwk.types import ForwardBatch
 from fwk.types.batch import KVGroup
-
-
-def build_attention(factory: PluginFactory, **fields: Any) -> AttentionBackend:
-    """The backend that was chosen, or both, as one. ``fields``: of ``AttentionContext``."""
-    spec = factory.item("attention").declaration
-    if not isinstance(spec, AttentionPairSpec):
-        return _checked(factory.item("attention"), factory.build("attention", AttentionContext, **fields))
-    fields["kv_layout"] = spec.kv_layouts[fields["kv_dtype"]]
-    prefill, decode = (
-        _checked(item, factory.build(item, AttentionContext, **fields)) for item in (spec.prefill, spec.decode)
-    )
-    return AttentionPair(prefill, decode)
-
-
-def _checked(item: Registered, backend: AttentionBackend) -> AttentionBackend:
-    return checked(item, backend, plan=None, plan_static=None, forward=_attended, forward_turned=_turned)
-
-
-def _attended(answer: Any, q: Tensor, k: Tensor, v: Tensor | None, layer: AttentionLayer, *more: Any) -> str | None:
-    return shaped(answer, (*q.shape[:-1], layer.value_head_size), q.dtype)
-
-
-def _turned(answer: Any, qkv: Tensor, layer: AttentionLayer, *more: Any) -> str | None:
-    return shaped(answer, (qkv.shape[0], layer.num_heads, layer.value_head_size), qkv.dtype)
 
 
 @dataclass(slots=True)
@@ -102,6 +67,8 @@ class AttentionPair(AttentionBackend):
     The prefill backend has the whole step where drafts form a tree, where a layer reads tensors of its own alongside q,
     k and v, and where a decoding sequence reads blocks that a prompt fills in the same step.
     """
+
+    not_recorded = "prompts and next tokens have attention backends of their own"
 
     def __init__(self, prefill: AttentionBackend, decode: AttentionBackend) -> None:
         super().__init__(prefill.context)

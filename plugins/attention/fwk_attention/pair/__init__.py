@@ -2,36 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from fwk.config import EngineOptions
+from fwk import AttentionBackendSpec, FeatureSpec, Options, hookimpl, option
 from fwk.errors import ConfigError
-from fwk.interfaces.attention import AttentionBackendSpec
 from fwk.interfaces.declaration import Ask, Facts
-from fwk.plugins.discovery import PluginSet, Registered
-from fwk.plugins.selection import AUTO, find
+from fwk.interfaces.feature import FeatureRun
 
-FAMILY = AttentionBackendSpec.family
+AUTO = "auto"
 ONLY_PREFILL = frozenset({"tree_mask"})
 """Abilities that decoding needs nothing of: steps with trees of drafts are the prefill backend's."""
 ONLY_DECODE = frozenset({"graph_capture"})
 """The other way round: what is captured are decode steps."""
-ONLY_ALONE = frozenset({"cross_attention"})
-"""What a backend does that computes a whole step: queries whose keys are not stored with them."""
+ONLY_ALONE = frozenset({"cross_attention", "late_lengths"})
+"""What a backend does that computes a whole step: queries without keys of their own, late lengths."""
+
+
+class PairOptions(Options):
+    """Options of ``features.attention_pair``."""
+
+    prefill_attention_backend: str = option(
+        AUTO,
+        "Attention kernels of prompts and of drafts that are verified; auto: those of all steps.",
+        stability="beta",
+    )
+    decode_attention_backend: str = option(
+        AUTO, "Attention kernels of next tokens; auto: those of all steps.", stability="beta"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionPairSpec(AttentionBackendSpec):
     """Declares two backends as one, which can do what both can."""
 
-    prefill: Registered
-    decode: Registered
-
     @property
     def specs(self) -> tuple[AttentionBackendSpec, AttentionBackendSpec]:
         """Of prefill and decode."""
-        prefill, decode = self.prefill.declaration, self.decode.declaration
+        prefill, decode = (item.declaration for item in self.made_of)
         assert isinstance(prefill, AttentionBackendSpec)
         assert isinstance(decode, AttentionBackendSpec)
         return prefill, decode
@@ -60,7 +69,7 @@ class AttentionPairSpec(AttentionBackendSpec):
         return tuple(ask for spec in self.specs for ask in spec.asks)
 
 
-def _pair(prefill: Registered, decode: Registered, named: str) -> Registered:
+def _pair(prefill: Any, decode: Any, named: str) -> Any:
     """Both as one, of the rank of the one that was not named."""
     first, second = prefill.declaration, decode.declaration
     assert isinstance(first, AttentionBackendSpec)
@@ -70,51 +79,80 @@ def _pair(prefill: Registered, decode: Registered, named: str) -> Registered:
     layouts = {word: layout for word, layout in first.kv_layouts.items() if second.kv_layouts.get(word) == layout}
     spec = AttentionPairSpec(
         name=f"{prefill.name}-prefill.{decode.name}-decode",
-        load="fwk.worker.attention_pair:AttentionPair",
+        load="fwk_attention.pair.backend:AttentionPair",
         rank=(second if prefill.name == named else first).rank,
         summary=f"{prefill.name} for prompts, {decode.name} for next tokens.",
         kv_dtypes=tuple(word for word in first.kv_dtypes if word in layouts),
         features=features,
         kv_layouts=layouts,
         offers=first.offers & second.offers,
-        prefill=prefill,
-        decode=decode,
+        made_of=(prefill, decode),
     )
     return replace(prefill, declaration=spec)
 
 
-def with_attention_pairs(plugins: PluginSet, options: EngineOptions) -> tuple[PluginSet, str]:
-    """The plugins an attention backend is chosen from, and the name that was asked for, or ``auto``.
+def offered(items: Sequence[Any], both: str, options: PairOptions) -> tuple[Sequence[Any], str]:
+    """What an attention backend is chosen from, and the name that was asked for, or ``auto``.
 
     Where prompts and next tokens were given backends of their own, only what agrees with that is there to choose:
-    pairs, and a backend that may be both.
+    pairs, and a backend that may be both. items: what is installed. both: the name asked for of all steps.
 
-    Raises ``PluginError`` for an unknown name, ``ConfigError`` for one that does nothing.
+    Raises ``ConfigError`` for an unknown name, and for one that does nothing.
     """
-    both = options.attention_backend
-    asked = [
-        name if name != AUTO else both for name in (options.prefill_attention_backend, options.decode_attention_backend)
-    ]
+    given = (options.prefill_attention_backend, options.decode_attention_backend)
+    asked = [name if name != AUTO else both for name in given]
     if both not in (AUTO, *asked):
         raise ConfigError(
             f"--attention-backend {both} does nothing alongside --prefill-attention-backend {asked[0]} and "
             f"--decode-attention-backend {asked[1]}: leave it out"
         )
     if asked[0] == asked[1]:
-        return plugins, asked[0]
-    found = [plugins.family(FAMILY) if name == AUTO else [find(plugins, FAMILY, name)] for name in asked]
+        return items, asked[0]
+    found = [[item for item in items if name in (AUTO, item.name)] for name in asked]
+    for name, able in zip(asked, found, strict=True):
+        if not able:
+            raise ConfigError(f"unknown attention backend {name!r}: install it, or name one of those that are")
     named = next(name for name in asked if name != AUTO)
-    items = [
+    made = [
         prefill if prefill.name == decode.name else _pair(prefill, decode, named)
         for prefill in found[0]
         for decode in found[1]
     ]
-    derived = replace(plugins, by_family={**plugins.by_family, FAMILY: {item.name: item for item in items}})
-    return derived, items[0].name if AUTO not in asked else AUTO
+    return made, made[0].name if AUTO not in asked else AUTO
 
 
-def own_options(given: Mapping[str, Mapping[str, object]], chosen: Registered) -> dict[str, Mapping[str, object]]:
-    """Options without those of a pair's two plugins, which it uses."""
-    spec = chosen.declaration
-    used = {spec.prefill.key, spec.decode.key} if isinstance(spec, AttentionPairSpec) else set[str]()
-    return {key: values for key, values in given.items() if key not in used}
+@dataclass(frozen=True, kw_only=True)
+class PairsSpec(FeatureSpec):
+    """Offers pairs of backends where a run names a side of one."""
+
+    def offered(self, family: str, items: Sequence[Any], asked: str, options: PairOptions) -> tuple[Sequence[Any], str]:
+        return offered(items, asked, options) if family == AttentionBackendSpec.family else (items, asked)
+
+    def names_used(self, run: FeatureRun, options: PairOptions) -> Iterable[tuple[str, str]]:
+        return ()  # they were chosen with all others
+
+    def check_run(self, run: FeatureRun, options: PairOptions) -> None:
+        if run.prompts is not None and options.decode_attention_backend != AUTO:
+            what = "makes embeddings" if run.task == "embed" else f"is served to {run.task}"
+            raise ConfigError(
+                f"--decode-attention-backend {options.decode_attention_backend}: {run.model} {what}, and there are no "
+                "next tokens"
+            )
+
+
+@hookimpl
+def features() -> list[FeatureSpec]:
+    return [
+        PairsSpec(
+            name="attention_pair",
+            load="fwk_attention.pair.backend:AttentionPair",
+            options=PairOptions,
+            runners=("generate", "pool"),
+            changes_kv=False,  # the backends' names and layouts tell K/V apart
+            uses=(
+                (AttentionBackendSpec.family, "prefill_attention_backend"),
+                (AttentionBackendSpec.family, "decode_attention_backend"),
+            ),
+            summary="one attention backend for prompts and another for next tokens, over one KV cache",
+        )
+    ]
