@@ -57,6 +57,12 @@ class TestAttentionPair(FeatureSuite):
     }
 
 
+class TestPiecewiseGraphs(FeatureSuite):
+    """On a host, where it stays off; on a device it is in tests/core/test_pretended_pieces.py."""
+
+    plugin = "piecewise_graphs"
+
+
 class TestPooling(FeatureSuite):
     """Requests to a model that generates; vectors are in tests/plugins/models."""
 

@@ -100,25 +100,6 @@ class EngineOptions(Options):
         "Log which operators took the most time while steps were captured on a GPU.",
         stability="beta",
     )
-    enable_piecewise_cuda_graph: bool = option(
-        False,
-        "On a GPU, replay steps with prompts, too, in pieces: what is between two layers' attention is captured for "
-        "some numbers of tokens, attention is computed. On a CPU one capture serves prompts as it is.",
-        stability="beta",
-    )
-    piecewise_cuda_graph_tokens: tuple[int, ...] = option(
-        (),
-        "Numbers of tokens for which steps are captured in pieces (default: multiples of 16, from 256 on of 64, from "
-        "1024 on of 256); others are padded to the next.",
-        stability="beta",
-    )
-    piecewise_cuda_graph_max_tokens: int = option(
-        4096,
-        "Most tokens of a step that is replayed in pieces; larger steps are computed operator by operator.",
-        stability="beta",
-        ge=1,
-        le=2**20,
-    )
     operator_backend: str = option("auto", "Kernels of norms, rotary positions, gates and embeddings.")
     moe_runner_backend: str = option("auto", "Kernels of mixture-of-experts layers.", stability="beta")
     sampling_backend: str = option("auto", "Kernel that picks tokens from the logits.")

@@ -13,6 +13,7 @@ import msgspec
 from fwk.errors import BlameSequence, FwkError, PluginFault, one_line_traceback
 from fwk.features.declared import declared
 from fwk.features.wire import Reader, packed
+from fwk.interfaces.attention import AttentionBackend
 from fwk.interfaces.feature import (
     LoadedModel,
     ModelBuild,
@@ -22,6 +23,7 @@ from fwk.interfaces.feature import (
     WorkerPart,
     WorkerPartContext,
 )
+from fwk.interfaces.graphs import StepPieces
 from fwk.interfaces.model import ModelContext
 from fwk.plugins import PluginFactory, choose
 from fwk.types import Batch, Features, ForwardBatch, NewSequence, SequenceResult
@@ -109,6 +111,10 @@ class WorkerFeatures:
     def kept_bytes(self, takes: frozenset[str]) -> int:
         """What they may keep in memory besides."""
         return sum(part.kept_bytes(takes) for part in self._parts)
+
+    def pieces(self, attention: AttentionBackend) -> StepPieces | None:
+        """What replays steps with prompts, of the first that does."""
+        return next((found for part in self._parts if (found := part.pieces(attention)) is not None), None)
 
     def model_context(self, context: ModelContext, build: ModelBuild) -> list[str]:
         """A model is about to be built. Returns what tells apart the weights of those that change them."""

@@ -15,11 +15,12 @@ import msgspec
 
 from fwk.config import Config
 from fwk.errors import BlameSequence
-from fwk.interfaces.attention import AttentionLayer
+from fwk.interfaces.attention import AttentionBackend, AttentionLayer
 from fwk.interfaces.declaration import Declaration, Facts
 from fwk.interfaces.device import Event, NoEvent
 from fwk.interfaces.dialect import EmbedInput, Frontend, GenerateInput, OutputDelta, TextTools
 from fwk.interfaces.grammar import Grammar
+from fwk.interfaces.graphs import StepPieces
 from fwk.interfaces.lifecycle import PluginLifecycle
 from fwk.interfaces.loader import Checkpoint
 from fwk.interfaces.model import Encoder, HiddenTap, Model, ModelContext, ModelSpec
@@ -884,6 +885,7 @@ class WorkerPartContext:
     - ``vocab_size``: width of the logits.
     - ``hidden_size``: numbers in a hidden state.
     - ``num_layers``: of the model, all kinds counted.
+    - ``step_tokens``: that a step computes at most.
     - ``prompts``: of a model that does not generate.
     - ``encode``: text to token ids, without special tokens.
     - ``inputs``: kinds besides text that prompts may have.
@@ -902,6 +904,7 @@ class WorkerPartContext:
     vocab_size: int = 0
     hidden_size: int = 0
     num_layers: int = 0
+    step_tokens: int = 0
     dtype: torch.dtype | None = None
     plugins: Plugins | None = None
     grammar: Callable[[int], Grammar | None] = lambda slot: None
@@ -962,6 +965,10 @@ class WorkerPart:
         An ``FwkError`` refuses. Any other exception is logged, and refuses, too.
         """
         return {}
+
+    def pieces(self, attention: AttentionBackend) -> StepPieces | None:
+        """What replays steps with prompts on a device, cut where models call attention; None: it does not."""
+        return None
 
     def model_context(self, context: ModelContext, build: ModelBuild) -> str:
         """A model is about to be built: complete what it is built with, and keep in ``context.made`` what is its own.

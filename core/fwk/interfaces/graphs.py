@@ -6,13 +6,17 @@ A CPU's operators record a tape of native calls, which serves steps of every siz
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import ClassVar, NamedTuple
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
 from torch import Tensor
 
 from fwk.errors import NotCapturable as NotCapturable
 from fwk.types import ForwardBatch
+
+if TYPE_CHECKING:
+    from fwk.interfaces.attention import AttentionBackend
 
 Cut = Callable[[], None]
 """Ends a piece of a step that is captured, and begins the next."""
@@ -82,3 +86,49 @@ class GraphCapture(ABC):
         Raises ``NotCapturable``.
         """
         raise NotCapturable("this device captures no pieces of steps")
+
+
+class CapturedPieces(Protocol):
+    """Steps of some numbers of tokens, captured in pieces between which attention is computed.
+
+    - ``refusal``: why none is replayed; empty: they are.
+    """
+
+    refusal: str
+
+    def prepare(
+        self, step: Callable[[ForwardBatch], tuple[Tensor, int]], blank: Callable[[int], ForwardBatch]
+    ) -> tuple[int, ...]:
+        """Capture all sizes; these, or none where it cannot be done.
+
+        step: computes hidden states [num_tokens, (1 + number of taps) * width] and tells the width, of which the first
+        are the model's. blank: makes a batch of so many tokens, whose numbers mean nothing.
+        """
+        ...
+
+    def run(self, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
+        """The hidden states of a step with ``piece_tokens``, and those with what taps keep: of its own tokens alone."""
+        ...
+
+
+class StepPieces(Protocol):
+    """Cuts a model's steps into pieces that are replayed (``WorkerPart.pieces``).
+
+    attention: as the model is to call it. sizes: numbers of tokens, smallest first; steps between are padded.
+
+    - ``label``: what messages call it: the option that asks for it.
+    """
+
+    label: str
+
+    @property
+    def attention(self) -> AttentionBackend: ...
+
+    @property
+    def sizes(self) -> tuple[int, ...]: ...
+
+    def captures(
+        self, capture: GraphCapture, sizes: Sequence[int], around: Callable[[], AbstractContextManager[None]] = ...
+    ) -> CapturedPieces:
+        """Some of the sizes, which are not captured yet. around: what they are to be captured within."""
+        ...

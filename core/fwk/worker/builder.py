@@ -342,6 +342,7 @@ class WorkerBuilder:
             vocab_size=opened.config.vocab_size,
             hidden_size=opened.config.hidden_size,
             num_layers=opened.config.num_layers,
+            step_tokens=self._setup.max_step_tokens,
             dtype=getattr(torch, self._setup.facts.dtype),
             grammar=lambda slot: None if self._masks is None else self._masks.grammar(slot),
             prompts=opened.served.prompts,
@@ -508,7 +509,7 @@ class WorkerBuilder:
             others=others.total - others.free,
             num_null=num_null,
             graph_sizes=self._capturing.sizes.sizes if num_null else (),
-            piece_sizes=self._capturing.piece_sizes.sizes,
+            piece_sizes=self._capturing.piece_sizes,
             kept_bytes=self._models.features.kept_bytes(self._setup.opened.served.inputs),
         )
 

@@ -17,8 +17,7 @@ from fwk.interfaces.moe import GRAPH_CAPTURE
 from fwk.interfaces.speculative import SpeculativeDecoder
 from fwk.setup.resolve import ModelSetup
 from fwk.worker.graphs.around_captures import around_captures
-from fwk.worker.graphs.graph_sizes import GraphSizes, graph_sizes, piece_sizes
-from fwk.worker.graphs.pieces import PromptPieces
+from fwk.worker.graphs.graph_sizes import GraphSizes, graph_sizes
 from fwk.worker.graphs.step_graphs import CapturedStepModel, DecodeGraphs, StepModel, StepSize
 from fwk.worker.loading.model_builder import ModelBuilder
 from fwk.worker.runner.inputs import InputBuffers
@@ -34,8 +33,6 @@ class Capturing:
         self._models = models
         self._num_ranks = num_ranks
         self._asked = graph_sizes(config, setup.device)
-        self.piece_sizes = piece_sizes(config, setup.device, setup.max_step_tokens)
-        models.has_seam = bool(self.piece_sizes.sizes)
         self.decoder: SpeculativeDecoder | None = None
         self.reader = ""
 
@@ -45,6 +42,11 @@ class Capturing:
         if self.decoder is None:
             return self._asked
         return self._asked.with_drafts(self.decoder.max_drafts, self._setup.max_step_tokens)
+
+    @property
+    def piece_sizes(self) -> Sequence[int]:
+        """Numbers of tokens of the steps that are captured in pieces."""
+        return () if self._models.pieces is None else self._models.pieces.sizes
 
     @property
     def num_rows(self) -> int:
@@ -118,24 +120,23 @@ class Capturing:
     def pieces_on_trial(self, model: Model, is_greedy: Tensor | None, sizes: Sequence[int]) -> StepModel:
         """As ``on_trial``, of steps in pieces."""
         made = StepModel(model, is_greedy, self._models.operators, self._models.wanted_taps)
-        capture, seam = self._setup.device.graph_capture(), self._models.seam
+        capture, pieces = self._setup.device.graph_capture(), self._models.pieces
         assert capture is not None, "refused otherwise"
-        assert seam is not None, "has_seam was set"
-        made.pieces = PromptPieces(capture, seam, GraphSizes(tuple(sizes)))
+        assert pieces is not None, "only where steps are captured in pieces"
+        made.pieces = pieces.captures(capture, sizes)
         return made
 
     def step_model(self, model: Model, is_greedy: Tensor | None, max_tokens: int, max_drafts: int) -> StepModel:
         """What runs the steps. Raises ``ConfigError`` where pieces are asked for and cannot be captured."""
         made = self._step_model(model, is_greedy, max_tokens, max_drafts)
-        if not self.piece_sizes.sizes:
+        pieces = self._models.pieces
+        if pieces is None:
             return made
-        seam = self._models.seam
-        refusal = self._refusal or ("" if seam is not None and self._models.layers else "the model has no attention")
+        refusal = self._refusal or ("" if self._models.layers else "the model has no attention")
         if refusal:
-            raise ConfigError(f"--enable-piecewise-cuda-graph: {refusal}; leave it out")
+            raise ConfigError(f"{pieces.label}: {refusal}; leave it out")
         assert self._capture is not None, "refused otherwise"
-        assert seam is not None, "refused otherwise"
-        made.pieces = PromptPieces(self._capture, seam, self.piece_sizes, self._around)
+        made.pieces = pieces.captures(self._capture, pieces.sizes, self._around)
         return made
 
     def _around(self) -> AbstractContextManager[None]:
@@ -160,7 +161,7 @@ class Capturing:
         """``captured``, on a device with the numbers of sequences of decode steps, or ``eager`` and why; pieces."""
         if model.pieces is None:
             return self._how(model)
-        sizes, refusal = self.piece_sizes.sizes, model.pieces.refusal
+        sizes, refusal = self.piece_sizes, model.pieces.refusal
         how = f"eager ({refusal})" if refusal else f"in pieces ({len(sizes)} numbers of tokens up to {sizes[-1]})"
         return f"{self._how(model)}; prompts {how}"
 

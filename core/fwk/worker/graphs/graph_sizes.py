@@ -74,41 +74,6 @@ def graph_sizes(config: Config, device: Device) -> GraphSizes:
     return GraphSizes(tuple(sorted(set(sizes))), not options.disable_cuda_graph_padding)
 
 
-def piece_sizes(config: Config, device: Device, max_step_tokens: int) -> GraphSizes:
-    """Numbers of tokens of steps that are captured in pieces; none where that is not asked for.
-
-    Raises ``ConfigError`` for options that would do nothing.
-    """
-    options = config.engine
-    enable, listed, limit = (
-        "--enable-piecewise-cuda-graph",
-        "--piecewise-cuda-graph-tokens",
-        "--piecewise-cuda-graph-max-tokens",
-    )
-    if not options.enable_piecewise_cuda_graph:
-        default = type(options)().piecewise_cuda_graph_max_tokens
-        given = {listed: options.piecewise_cuda_graph_tokens, limit: options.piecewise_cuda_graph_max_tokens != default}
-        for name in (name for name, value in given.items() if value):
-            raise ConfigError(f"{name}: nothing is captured in pieces; add {enable} or leave it out")
-        return GraphSizes(())
-    if device.is_host:
-        raise ConfigError(f"{enable}: on this device one capture serves steps of all sizes; leave it out")
-    if options.disable_cuda_graph:
-        raise ConfigError(f"{enable} and --disable-cuda-graph: nothing is captured, so leave one of them out")
-    most = min(options.piecewise_cuda_graph_max_tokens, max_step_tokens)
-    for size in options.piecewise_cuda_graph_tokens:
-        if size < 1:
-            raise ConfigError(f"{listed} {size}: a step has at least 1 token")
-        if size > most:
-            why = (
-                f"{limit} {most}" if most == options.piecewise_cuda_graph_max_tokens else f"the {most} tokens of a step"
-            )
-            raise ConfigError(f"{listed} {size} is more than {why}: no captured step is as large")
-    spread = {*range(16, 256, 16), *range(256, 1024, 64), *range(1024, most, 256), most}
-    sizes = options.piecewise_cuda_graph_tokens or [size for size in spread if size <= most]
-    return GraphSizes(tuple(sorted(set(sizes))))
-
-
 def default_sizes(most: int) -> tuple[int, ...]:
     """Sizes up to ``most``, which is one of them."""
     sizes = {*SMALLEST_SIZES, *range(FINE, MANY, FINE), *range(MANY, most, COARSE), most}

@@ -8,12 +8,11 @@ from functools import partial
 
 from torch import Tensor
 
-from fwk.interfaces.graphs import Graph, GraphCapture, NotCapturable, StepOutput, StepSize
+from fwk.interfaces.graphs import CapturedPieces, Graph, GraphCapture, NotCapturable, StepOutput, StepSize
 from fwk.interfaces.model import HiddenTap, Model
 from fwk.interfaces.operators import Operators
 from fwk.types import ForwardBatch
 from fwk.worker.graphs.graph_sizes import GraphSizes
-from fwk.worker.graphs.pieces import PromptPieces
 
 
 class StepModel:
@@ -31,7 +30,7 @@ class StepModel:
         self._is_greedy = is_greedy
         self._operators = operators
         self._taps = taps
-        self.pieces: PromptPieces | None = None
+        self.pieces: CapturedPieces | None = None
         """What replays steps with ``ForwardBatch.piece_tokens``."""
 
     def run(self, batch: ForwardBatch) -> StepOutput:
@@ -59,7 +58,8 @@ class StepModel:
 
         ``blank`` makes a batch of so many tokens, whose numbers mean nothing.
         """
-        return None if self.pieces is None else self.pieces.prepare(self._hidden, blank)
+        sizes = () if self.pieces is None else self.pieces.prepare(self._hidden, blank)
+        return GraphSizes(sizes) if sizes else None
 
     def _hidden(self, batch: ForwardBatch) -> tuple[Tensor, int]:
         hidden = self.model.forward(batch)

@@ -18,6 +18,7 @@ from fwk.features.worker import WorkerFeatures
 from fwk.interfaces.attention import AttentionBackend, AttentionLayer
 from fwk.interfaces.device import Staging, Upload
 from fwk.interfaces.feature import ModelBuild
+from fwk.interfaces.graphs import StepPieces
 from fwk.interfaces.model import Encoder, HiddenTap, Model, ModelContext
 from fwk.interfaces.moe import MoEContext, MoERunner, Routing
 from fwk.interfaces.operators import OperatorContext, Operators
@@ -30,7 +31,6 @@ from fwk.plugins.families import COMPUTING
 from fwk.setup.checkpoint import OpenedModel, open_head, open_model
 from fwk.setup.resolve import ModelSetup, check_layers, check_quantizers, variance
 from fwk.types import ModelConfig
-from fwk.worker.graphs.pieces import Seam
 from fwk.worker.loading import memory_need
 from fwk.worker.loading.attention import build_attention
 from fwk.worker.loading.model_identity import model_identity
@@ -97,8 +97,6 @@ class ModelBuilder:
         self.features = WorkerFeatures()
         """To be set before models are built."""
         self._quant_variances: list[str] = []
-        self.has_seam = False
-        """Whether models call attention through ``seam``; to be set before they are built."""
 
     @cached_property
     def attention(self) -> AttentionBackend:
@@ -117,9 +115,9 @@ class ModelBuilder:
         )
 
     @cached_property
-    def seam(self) -> Seam | None:
-        """Where steps that are captured in pieces are cut."""
-        return Seam(self.attention) if self.has_seam else None
+    def pieces(self) -> StepPieces | None:
+        """What replays steps with prompts in pieces; None: nothing does."""
+        return self.features.pieces(self.attention)
 
     @cached_property
     def operators(self) -> Operators:
@@ -312,7 +310,7 @@ class ModelBuilder:
             device=self._device,
             quant=ChosenQuantization(options, plugins, facts, weights, plain, method),
             plain=plain,
-            attention=self.seam or attention,
+            attention=attention if self.pieces is None else self.pieces.attention,
             tp=self._tp,
             max_model_len=self._setup.max_model_len,
             attention_layers=self.layers,

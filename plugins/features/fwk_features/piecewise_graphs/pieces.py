@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +14,7 @@ from torch import Tensor
 from fwk.interfaces.attention import AttentionBackend, AttentionLayer, BlockFormat, KVSpec, Turn
 from fwk.interfaces.graphs import Cut, GraphCapture, NotCapturable
 from fwk.types import ForwardBatch
-from fwk.worker.graphs.graph_sizes import GraphSizes
+from fwk_features.piecewise_graphs import ENABLE
 
 Meeting = Callable[[Tensor, Tensor, "Tensor | None", AttentionLayer, "Mapping[str, Tensor] | None"], Tensor]
 """Takes the place of a backend's ``forward``."""
@@ -80,6 +80,25 @@ class Captured:
     width: int
 
 
+class Pieces:
+    """What a model's steps are cut at."""
+
+    label = ENABLE
+
+    def __init__(self, attention: AttentionBackend, sizes: tuple[int, ...]) -> None:
+        self.attention = Seam(attention)
+        self.sizes = sizes
+
+    def captures(
+        self,
+        capture: GraphCapture,
+        sizes: Sequence[int],
+        around: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> PromptPieces:
+        """Those of some of the sizes, which are not captured yet."""
+        return PromptPieces(capture, self.attention, tuple(sizes), around)
+
+
 class PromptPieces:
     """Captures of some numbers of tokens.
 
@@ -92,7 +111,7 @@ class PromptPieces:
         self,
         capture: GraphCapture,
         seam: Seam,
-        sizes: GraphSizes,
+        sizes: tuple[int, ...],
         around: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         """around: what captures are made within."""
@@ -108,21 +127,21 @@ class PromptPieces:
 
     def prepare(
         self, step: Callable[[ForwardBatch], tuple[Tensor, int]], blank: Callable[[int], ForwardBatch]
-    ) -> GraphSizes | None:
-        """Capture all sizes; these, or None where it cannot be done.
+    ) -> tuple[int, ...]:
+        """Capture all sizes; these, or none where it cannot be done.
 
         step: computes hidden states as ``Captured`` has them, and their width. ``blank`` makes a batch of so many
         tokens, whose numbers mean nothing and whose attention need not be planned.
         """
         with self._around():
-            for count in reversed(self._sizes.sizes):  # the largest first: the others find room in its memory
+            for count in reversed(self._sizes):  # the largest first: the others find room in its memory
                 try:
                     self.captured[count] = self._captured(step, blank(count))
                 except NotCapturable as reason:
                     self.refusal = str(reason)
                     self.captured.clear()
                     self._buffers.clear()
-                    return None
+                    return ()
         return self._sizes
 
     def _captured(self, step: Callable[[ForwardBatch], tuple[Tensor, int]], batch: ForwardBatch) -> Captured:
@@ -168,7 +187,7 @@ class PromptPieces:
     def _buffer(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
         key = name, shape[1:], like.dtype
         if key not in self._buffers:  # before any capture, and for the largest size
-            self._buffers[key] = like.new_zeros((self._sizes.sizes[-1], *shape[1:]))
+            self._buffers[key] = like.new_zeros((self._sizes[-1], *shape[1:]))
         return self._buffers[key][: shape[0]]
 
     def run(self, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
