@@ -233,13 +233,13 @@ class PartPlugins:
 
 
 def build_worker_features(
-    factory: PluginFactory, context: Callable[..., WorkerPartContext], plugins: Plugins
+    factory: PluginFactory, context: Callable[..., WorkerPartContext], plugins: Plugins, only: str = ""
 ) -> WorkerFeatures:
-    """The parts of all features that are on. context: lacks name, wire, options and plugins."""
+    """The parts of all features that are on, or of one. context: lacks name, wire, options and plugins."""
     parts: list[tuple[str, WorkerPart]] = []
     left_out: set[str] = set()
     for item, spec, options in declared(factory):
-        if spec.worker:
+        if spec.worker and only in ("", item.name):
             own = context(name=item.name, wire=spec.wire, options=options, plugins=plugins)
             part = factory.build_or_leave_out(item, own, spec.worker)
             if part is None:

@@ -19,6 +19,7 @@ from fwk.interfaces.attention import AttentionBackend, AttentionLayer
 from fwk.interfaces.declaration import Declaration, Facts
 from fwk.interfaces.device import Event, NoEvent
 from fwk.interfaces.dialect import EmbedInput, Frontend, GenerateInput, OutputDelta, TextTools
+from fwk.interfaces.executor import WorkerRecipe
 from fwk.interfaces.grammar import Grammar
 from fwk.interfaces.graphs import StepPieces
 from fwk.interfaces.lifecycle import PluginLifecycle
@@ -368,6 +369,9 @@ class ServerPartContext:
     frontend: the served model as dialects see it; None in ``fwk.LLM``.
     has_admin: whether the server has an administrator, for whom ``admin_routes`` are.
     plugins: builds plugins of families that this process has.
+    encoder: ``encoder(name, device, threads)``: of a worker for a process of the part's own, on the device of that
+        number where workers need one each. ``load`` builds the feature's worker part and the served model without its
+        layers, and ``call`` runs ``features.NAME.OPERATION`` of that part; None in ``fwk.LLM``.
 
     - ``name``: the feature's.
     - ``model_name``: what requests call the model.
@@ -402,6 +406,7 @@ class ServerPartContext:
     inputs: frozenset[str] = frozenset()
     jobs: Jobs = field(default_factory=Jobs)
     exclusive: Callable[[], AbstractAsyncContextManager[Exclusive]] | None = None
+    encoder: Callable[[str, int, int], WorkerRecipe] | None = None
     note_weights: Callable[[str, str | None], ServedWeights | None] = lambda model, load_format: None
 
 
@@ -787,14 +792,15 @@ class EnginePart(Gate):
 class ModelBuild:
     """A model that a worker is about to build.
 
-    role: in this run. loader: the plugin that reads it. can_reread: whether its weights can be read again while it
-    serves, as those in files can. path: of its files. threads: run native operators. identity: a hash of all that the
+    role: in this run; ``encoder``: the served one without layers (``ServerPartContext.encoder``). loader: the plugin that
+    reads it. can_reread: whether its weights can be read again while it serves, as
+    those in files can. path: of its files. threads: run native operators. identity: a hash of all that the
     weights depend on as this worker's layers will hold them, but for the versions of kernels and of layers' code; to be
     asked once the model is being built. read_since: names of the checkpoint's tensors that were read or skipped after
     so many others.
     """
 
-    role: Literal["served", "draft", "head"]
+    role: Literal["served", "draft", "head", "encoder"]
     loader: str = ""
     can_reread: bool = True
     path: Path = Path()

@@ -80,6 +80,7 @@ class ModelContext:
     - ``weights_cache``: what earlier starts packed
     - ``is_deterministic``: a token's numbers must not depend on other tokens, to the bit
     - ``media``: kinds that the run takes: of others, the model need load nothing
+    - ``has_encoder``: False: rows of media come from another process, and what makes them need not be loaded
     - ``ep_size``: by how many the experts of a layer are divided; it divides ``tp.size``
     - ``expert_placement``: None: ranks hold equal ranges of a layer's experts
     """
@@ -107,9 +108,14 @@ class ModelContext:
     weights_cache: WeightsCache = NO_WEIGHTS_CACHE
     is_deterministic: bool = False
     media: frozenset[str] = frozenset()
+    has_encoder: bool = True
     ep_size: int = 1
     expert_placement: ExpertPlacement | None = None
     made: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    def encodes(self, kind: str) -> bool:
+        """Whether ``Model.encode`` is asked for media of this kind."""
+        return kind in self.media and self.has_encoder
 
 
 class HiddenTap(Protocol):

@@ -12,11 +12,13 @@ from typing import Any
 from fastapi import FastAPI
 
 from fwk.config import Config
+from fwk.config.wire import to_plain
 from fwk.errors import FwkError
 from fwk.features.declared import declared
 from fwk.features.server import build_server_features
 from fwk.interfaces.dialect import ModelCard
 from fwk.interfaces.engine_pool import EnginePoolContext, ModelApp
+from fwk.interfaces.executor import WorkerRecipe
 from fwk.interfaces.feature import PromptsServed, ServerPartContext
 from fwk.interfaces.served_weights import ServedWeights
 from fwk.plugins import PluginFactory, PluginSet, Selection
@@ -269,12 +271,20 @@ class ServedModel(ModelApp):
             config=opened.config,
             inputs=opened.served.inputs,
             note_weights=self._note_weights,
+            encoder=self._encoder,
         )
         jobs = partial(HelperJobs, self._helper)
         frontend.parts = build_server_features(
             self._factory, context, self.engines.call_feature, self.lifecycles.make, jobs, self.engines.exclusive
         )
         self.engines.on_begin = self._engine_begins
+
+    def _encoder(self, feature: str, device: int, threads: int) -> WorkerRecipe:
+        """Of a worker that encodes: ``ServerPartContext.encoder``."""
+        config = to_plain(self.config)
+        config["engine"]["cpu_threads"] = threads
+        fields = {"fingerprint": self._plugins.fingerprint, "engine_index": device, "feature": feature}
+        return WorkerRecipe("fwk.worker.encoding:make_encoder", {"config": config, **fields})
 
     async def _engine_begins(self, call: FeatureCall) -> None:
         """An engine has started in another's place: features tell it what they told that one."""

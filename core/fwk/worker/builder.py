@@ -251,6 +251,11 @@ class WorkerBuilder:
             memory=cache.memory,
         )
 
+    def build_encoder(self, feature: str) -> None:
+        """Load the model without its layers, for one feature's part alone. Raises ``FwkError``."""
+        features = self._features(feature)
+        features.model_loaded(LoadedModel(self._models.build_encoder(), {}))
+
     def _serve(
         self,
         runner: ModelRunner,
@@ -328,7 +333,7 @@ class WorkerBuilder:
         self.parts.operations |= observers.operations()
         return observers
 
-    def _features(self) -> WorkerFeatures:
+    def _features(self, only: str = "") -> WorkerFeatures:
         device, opened = self._setup.device, self._setup.opened
         context = partial(
             WorkerPartContext,
@@ -355,7 +360,9 @@ class WorkerBuilder:
             hash_files=self._files.start,
         )
         plugins = PartPlugins(self._factory, self._chosen, self._reasons)
-        features = self.parts.features = self._models.features = build_worker_features(self._factory, context, plugins)
+        features = self.parts.features = self._models.features = build_worker_features(
+            self._factory, context, plugins, only
+        )
         self.parts.operations |= features.operations()
         return features
 

@@ -173,6 +173,13 @@ class ModelBuilder:
             raise ModelLoadError("its recurrent layers are others than those of the model that serves")
         return model, context
 
+    def build_encoder(self) -> Model:
+        """The served model without its layers: what encodes media, and the embedding."""
+        opened = self._setup.opened
+        bare = replace(opened, config=replace(opened.config, num_layers=0))
+        context = self._context(bare, self._config.engine, "encoder")
+        return self._factory.build(self._factory.item("models"), partial(replace, context))
+
     def adopt(self, context: ModelContext) -> None:
         """From now on the layers of a model that was built anew are the served model's, with its K/V and states.
 
@@ -280,7 +287,7 @@ class ModelBuilder:
             self.wanted_taps.append(self.taps[index])
 
     def _context(
-        self, opened: OpenedModel, options: EngineOptions, role: Literal["served", "draft", "head"]
+        self, opened: OpenedModel, options: EngineOptions, role: Literal["served", "draft", "head", "encoder"]
     ) -> ModelContext:
         """What the layers of a model are built from. role: of the model in this run."""
         attention = self.attention  # before any weight is read: a backend that cannot start says so

@@ -31,8 +31,8 @@ class SeesPatches:
     images: PatchEncoder | None = None
 
     def open_eyes(self, context: ModelContext, root: str) -> None:
-        """Build the encoder whose names begin with ``root``, or leave it out where the run takes no images."""
-        if "image" in context.media:
+        """Build the encoder whose names begin with ``root``, or leave it out where this model encodes none."""
+        if context.encodes("image"):
             self.images = PatchEncoder(context, root, self.eyes(context), self.merger)
             return
         for name in context.weights.names():

@@ -117,7 +117,7 @@ class SeeingGemma3(Gemma3):
         self.head_name = "language_model.lm_head" if is_old else "lm_head"
         super().__init__(context)
         outer = "" if is_old else "model."
-        self.images = ImageEncoder(context, outer) if "image" in context.media else None
+        self.images = ImageEncoder(context, outer) if context.encodes("image") else None
         self.most = 1 if context.is_deterministic else MAX_IMAGES
         if self.images is None:
             for name in context.weights.names():

@@ -28,7 +28,7 @@ class Idefics3(LlamaDecoder):
 
     def __init__(self, context: ModelContext) -> None:
         super().__init__(context)
-        self.images = ImageEncoder(context) if "image" in context.media else None
+        self.images = ImageEncoder(context) if context.encodes("image") else None
         self.most = 1 if context.is_deterministic else MAX_TILES
         if self.images is None:
             for name in context.weights.names():

@@ -27,7 +27,7 @@ class InternVL(NestedDecoder):
 
     def __init__(self, context: ModelContext) -> None:
         super().__init__(context)
-        self.images = ImageEncoder(context, self.outer) if "image" in context.media else None
+        self.images = ImageEncoder(context, self.outer) if context.encodes("image") else None
         self.most = 1 if context.is_deterministic else MAX_TILES
         if self.images is None:
             self.skip(context, "vision_tower.", "multi_modal_projector.")

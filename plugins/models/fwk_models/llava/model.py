@@ -29,7 +29,7 @@ class Llava(NestedDecoder):
         super().__init__(context)
         vision = cast("Mapping[str, Any]", context.config.raw["vision_config"])
         self.images: ImageEncoder | PixtralImages | None = None
-        if "image" in context.media:
+        if context.encodes("image"):
             make = PixtralImages if vision.get("model_type") == "pixtral" else ImageEncoder
             self.images = make(context, self.outer)
         self.most = 1 if context.is_deterministic else MAX_IMAGES

@@ -27,7 +27,7 @@ class OneVision(NestedDecoder):
 
     def __init__(self, context: ModelContext) -> None:
         super().__init__(context)
-        self.images = ImageEncoder(context, self.outer) if "image" in context.media else None
+        self.images = ImageEncoder(context, self.outer) if context.encodes("image") else None
         if self.images is None:
             self.skip(context, "vision_tower.", "multi_modal_projector.", "image_newline")
 

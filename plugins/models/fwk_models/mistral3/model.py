@@ -22,7 +22,7 @@ class Mistral3(NestedDecoder):
 
     def __init__(self, context: ModelContext) -> None:
         super().__init__(context)
-        self.images = ImageEncoder(context, self.outer) if "image" in context.media else None
+        self.images = ImageEncoder(context, self.outer) if context.encodes("image") else None
         if self.images is None:
             self.skip(context, "vision_tower.", "multi_modal_projector.")
 

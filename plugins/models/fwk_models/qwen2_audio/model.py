@@ -20,7 +20,7 @@ class Qwen2Audio(NestedDecoder):
 
     def __init__(self, context: ModelContext) -> None:
         super().__init__(context)
-        self.ears = Ears(context, self.outer) if "audio" in context.media else None
+        self.ears = Ears(context, self.outer) if context.encodes("audio") else None
         if self.ears is None:
             self.skip(context, "audio_tower.", "multi_modal_projector.")
 

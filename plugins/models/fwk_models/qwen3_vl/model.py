@@ -61,7 +61,7 @@ class Qwen3VL(SeeingDecoder):
     def eyes(self, context: ModelContext) -> Eyes:
         vision = cast("Mapping[str, Any]", context.config.raw["vision_config"])
         deep = blocks_of(vision, "deepstack_visual_indexes", number(vision, "depth"))
-        if len(deep) >= context.config.num_layers:
+        if 0 < context.config.num_layers <= len(deep):
             raise ModelLoadError(
                 "config.json: vision_config's 'deepstack_visual_indexes' are not fewer than the decoder's layers"
             )

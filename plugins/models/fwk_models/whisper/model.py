@@ -38,9 +38,12 @@ class Whisper(EncoderDecoder):
     def __init__(self, context: ModelContext) -> None:
         config, place = context.config, (context.device, context.dtype)
         self.context, self.size = context, config.hidden_size
-        self.encoder = SoundEncoder(context, "model.encoder", config.raw) if "audio" in context.media else None
+        self.encoder = SoundEncoder(context, "model.encoder", config.raw) if context.encodes("audio") else None
         if self.encoder is not None:
             self.encoder_norm = norm(whole(context), "model.encoder.layer_norm")
+        for name in context.weights.names() if "audio" in context.media and self.encoder is None else ():
+            if name.startswith("model.encoder."):
+                context.weights.skip(name)
         self.embedding = VocabEmbedding(context, "model.decoder.embed_tokens")
         shape = (config.integer("max_target_positions"), self.size)
         self.positions = context.weights.tensor("model.decoder.embed_positions.weight", shape).to(*place)
