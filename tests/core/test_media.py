@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import time
 import tracemalloc
 from collections.abc import Sequence
@@ -16,11 +17,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from fwk.errors import ConfigError, InvalidRequest, NotServed, PluginError
+import fwk
+from fwk.errors import ConfigError, FwkError, InvalidRequest, NotServed, PluginError
+from fwk.features.declared import check_server
 from fwk.features.wire import packed
-from fwk.interfaces.feature import EnginePartContext, LoadedModel, WorkerPartContext
+from fwk.interfaces.feature import EnginePartContext, LoadedModel, ModelBuild, WorkerPartContext
 from fwk.interfaces.multimodal import Media
 from fwk.plugins import PluginFactory, discover
+from fwk.plugins.options import build_config
+from fwk.setup.checkpoint import open_model
+from fwk.setup.resolve import resolve
 from fwk.types import Batch, ModelConfig, NewSequence, Request, SamplingParams, ScheduledSequence
 from fwk_kit.testing.serving import TINY
 from fwk_multimodal.media import MediaOptions, PromptMedia, features
@@ -268,3 +274,42 @@ def test_long_urls_are_refused_before_they_are_decoded() -> None:
     for url in ("data:," + "a" * 11, "data:," + "a" * 41, "data:;base64," + "YWJj" * 4):
         with pytest.raises(InvalidRequest, match=r"it has more than 10 bytes \(--max-media-bytes\)"):
             reader.read(url, "it")
+
+
+def test_options_of_encoders_that_can_only_be_wrong(tmp_path: Path) -> None:
+    plugins = discover()
+    for given, why in (
+        ({"mm_encoder_batch_size": 2}, "--mm-encoder-batch-size does nothing without --mm-encoder-workers"),
+        ({"visual_gpu_ids": (1,)}, "does nothing without --mm-encoder-workers"),
+        ({"mm_encoder_workers": 1, "mm_encoder_devices": (-1,)}, "must be numbers of devices, from 0 on"),
+        ({"mm_encoder_workers": 65}, "less than or equal to 64"),
+        ({"mm_encoder_workers": 1, "mm_encoder_niceness": 20}, "less than or equal to 19"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            build_config(plugins, given)
+    with pytest.raises(ConfigError, match=r"--mm-encoder-workers is for fwk serve: fwk\.LLM has no server"):
+        fwk.LLM("none", mm_encoder_workers=1)
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    config = build_config(plugins, {"model": str(tmp_path), "load_format": "dummy", "mm_encoder_workers": 1})
+    with pytest.raises(ConfigError, match=r"--mm-encoder-workers 1: .* takes text alone here, which needs no encoder"):
+        resolve(config, open_model(config, plugins, lambda line: None), plugins)
+    with pytest.raises(ConfigError, match="--mm-encoder-workers 1 is for a server of one model: this one has 2"):
+        check_server([config, config], plugins)
+
+
+def test_other_weights_are_refused_where_rows_come_from_elsewhere() -> None:
+    options = MediaOptions(mm_encoder_workers=1)
+    inputs = frozenset({"image"})
+    context = WorkerPartContext(
+        "media", torch.device("cpu"), torch.from_numpy, lambda x: x, WIRE, options, inputs=inputs
+    )
+    part, model = MediaRows(context), SimpleNamespace(media=frozenset(), has_encoder=True)
+    part.model_context(model, ModelBuild("served"))  # type: ignore[arg-type]
+    assert (model.media, model.has_encoder) == (inputs, False)
+    part.model_context(model, ModelBuild("encoder"))  # type: ignore[arg-type]
+    assert (model.media, model.has_encoder) == (inputs, True)
+    part.model_loaded(LoadedModel(Model(), {}))  # type: ignore[arg-type]
+    with pytest.raises(FwkError, match="--mm-encoder-workers keep the weights that they started with"):
+        part.model_context(model, ModelBuild("served"))  # type: ignore[arg-type]
+    part.model_context(model, ModelBuild("draft"))  # type: ignore[arg-type]
+    assert model.media == frozenset(), "what drafts reads text"

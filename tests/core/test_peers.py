@@ -183,7 +183,7 @@ def test_what_asks_for_nothing_that_is_not_so_is_accepted(step: int, parser: Par
         (["M", "--enable-metrics", "--trust_remote_code"], "always served at /metrics\n--trust-remote-code"),
         (["M", "--reuse-cache", "false"], "--reuse-cache false: without it --prefix-cache is radix, too"),
         (["M", "--reuse-cache", "often"], "unexpected argument 'often'"),
-        (["--visual_gpu_ids", "0", "1", "2", "--model", "M"], "--visual_gpu_ids (LightLLM)"),
+        (["--visual_nccl_ports", "0", "1", "2", "--model", "M"], "--visual_nccl_ports (LightLLM)"),
         (["-tp", "2", "-ep=2", "M"], ""),
         (["-m", "M"], "-m (llama.cpp) is not needed or not taken here: --model is its name here"),
         (["-zz", "M"], "unknown option -zz: neither"),

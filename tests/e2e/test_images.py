@@ -13,37 +13,16 @@ from typing import Any
 
 import httpx
 import pytest
-from PIL import Image
 
 from tests.helpers.images import encoded, greedy, noise, reference_processor, write_vision
 from tests.helpers.lazy import lazy
+from tests.helpers.picture_chats import COUNT, ROUTE, body, part, post, said, tokens, url_of
 from tests.helpers.rig import Server, until, write_model
 from tests.helpers.vision_models import KINDS, write_seeing
 from tests.helpers.vision_models import greedy as seen
 from tests.helpers.vision_models import reference_processor as seeing_processor
 
 transformers = lazy("transformers")
-
-COUNT = 10
-ROUTE = "/v1/chat/completions"
-
-
-def url_of(data: bytes) -> str:
-    return f"data:image/png;base64,{base64.b64encode(data).decode()}"
-
-
-def part(image: Any, **settings: Any) -> dict[str, Any]:
-    url = url_of(encoded(image, **settings)) if isinstance(image, Image.Image) else image
-    return {"type": "image_url", "image_url": {"url": url}}
-
-
-def said(*parts: dict[str, Any] | str) -> dict[str, Any]:
-    return {"role": "user", "content": [{"type": "text", "text": p} if isinstance(p, str) else p for p in parts]}
-
-
-def body(*messages: dict[str, Any], **more: Any) -> dict[str, Any]:
-    settings = {"max_tokens": COUNT, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
-    return {"model": "tiny", "messages": list(messages), **settings, **more}
 
 
 @pytest.fixture(scope="module")
@@ -75,15 +54,6 @@ def server(reference: transformers.PreTrainedModel, folder: Path, pictures: Path
     server = Server(folder, "--dtype", "float32", "--load-format", "auto", *limits, *files).start()
     yield server
     server.close()
-
-
-def post(server: Server, given: dict[str, Any], route: str = ROUTE) -> httpx.Response:
-    return httpx.post(server.url + route, json=given, timeout=120)
-
-
-def tokens(answer: httpx.Response) -> list[int]:
-    assert answer.status_code == 200, answer.text
-    return answer.json()["choices"][0]["token_ids"]
 
 
 def test_several_images_in_several_turns(server: Server, reference: transformers.PreTrainedModel, folder: Path) -> None:

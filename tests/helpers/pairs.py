@@ -32,6 +32,7 @@ from fwk_loaders.gguf.loader import GGUFCheckpoint
 from tests.helpers.architectures import GPT_OSS
 from tests.helpers.checkpoints import make_checkpoint
 from tests.helpers.draft_heads import save_eagle3
+from tests.helpers.encoded_apart import encoded_apart
 from tests.helpers.engine_pair import split
 from tests.helpers.gguf_converted import written
 from tests.helpers.gguf_families import family_twins
@@ -170,6 +171,9 @@ def _quantised(method: str, **options: Any) -> Feature:
 ELSEWHERE = "prefill_elsewhere"
 """No option: another engine computes prompts, and this one fetches their K/V."""
 
+ENCODED_APART = "encoded_apart"
+"""No option: the engine has no encoder, and a worker alongside encodes."""
+
 FEATURES = [
     Feature("chunked prefill", lambda run: any(not s.samples for b in run.batches for s in b.sequences), SMALL_STEPS),
     Feature("cached prefix", lambda run: max(run.cached) > 0, {"prefix_cache": "radix"}),
@@ -302,6 +306,13 @@ FEATURES = [
         shared={"mm_processor_kwargs": '{"do_image_splitting": false}'},
         kind="images",
     ),
+    Feature(
+        "images encoded apart",
+        lambda run: any("media" in new.features for batch in run.batches for new in batch.new) or not run.tokens,
+        {ENCODED_APART: True},
+        shared={"mm_processor_kwargs": '{"do_image_splitting": false}'},
+        kind="images",
+    ),
 ]
 BY_NAME = {feature.name: feature for feature in FEATURES}
 TEXT_ONLY = (
@@ -313,6 +324,7 @@ NO_MODEL = (
     ("state group", "MXFP4 experts"),
     ("MLA", "MXFP4 experts"),
     *((name, "images") for name in TEXT_ONLY),
+    *((name, "images encoded apart") for name in TEXT_ONLY),
 )
 """No model that is served has both."""
 PAIRS = [pair for pair in combinations(BY_NAME, 2) if pair not in NO_MODEL]
@@ -643,7 +655,11 @@ def serve(model: Path, options: dict[str, Any], setting: Setting, adapter: str =
 @contextmanager
 def _engines(model: Path, options: dict[str, Any]) -> Iterator[tuple[Any, ...]]:
     """The ``LLM`` of a combination, and the engine that computes its prompts if they are computed elsewhere."""
-    given = {name: value for name, value in options.items() if name != ELSEWHERE}
+    given = {name: value for name, value in options.items() if name not in (ELSEWHERE, ENCODED_APART)}
+    if ELSEWHERE not in options and ENCODED_APART in options:
+        with tempfile.TemporaryDirectory() as folder, encoded_apart(model, Path(folder), **given) as (llm, _):
+            yield (llm,)
+        return
     if ELSEWHERE not in options:
         with fwk.LLM(str(model), **given) as llm:
             yield (llm,)

@@ -49,10 +49,13 @@ REFUSED: dict[tuple[str, str], str] = {
         (name, "hidden states"): f"hidden states are returned of chains of drafts, and .* {option} verifies trees"
         for name, option in (("tree", "ngram"), ("EAGLE-3", "eagle3"))
     },
-    (
-        "prefill elsewhere",
-        "images",
-    ): "--disaggregation-mode prefill: .* takes image, of which a server that computes prompts",
+    **{
+        (
+            "prefill elsewhere",
+            name,
+        ): "--disaggregation-mode prefill: .* takes image, of which a server that computes prompts"
+        for name in ("images", "images encoded apart")
+    },
     (
         "state group",
         "prefill elsewhere",

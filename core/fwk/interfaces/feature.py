@@ -792,12 +792,11 @@ class EnginePart(Gate):
 class ModelBuild:
     """A model that a worker is about to build.
 
-    role: in this run; ``encoder``: the served one without layers (``ServerPartContext.encoder``). loader: the plugin that
-    reads it. can_reread: whether its weights can be read again while it serves, as
-    those in files can. path: of its files. threads: run native operators. identity: a hash of all that the
-    weights depend on as this worker's layers will hold them, but for the versions of kernels and of layers' code; to be
-    asked once the model is being built. read_since: names of the checkpoint's tensors that were read or skipped after
-    so many others.
+    role: in this run; ``encoder``: the served one without layers (``ServerPartContext.encoder``). loader: the plugin
+    that reads it. can_reread: whether its weights can be read again while it serves, as those in files can. path: of
+    its files. threads: run native operators. identity: a hash of all that the weights depend on as this worker's layers
+    will hold them, but for the versions of kernels and of layers' code; to be asked once the model is being built.
+    read_since: names of the checkpoint's tensors that were read or skipped after so many others.
     """
 
     role: Literal["served", "draft", "head", "encoder"]

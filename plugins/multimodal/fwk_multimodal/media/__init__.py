@@ -1,13 +1,18 @@
-"""Media in prompts: the engine cuts prompts at them, and each worker encodes them when a step comes to their tokens."""
+"""Media in prompts: the engine cuts prompts at them, and each worker encodes them when a step comes to their tokens.
+
+With ``--mm-encoder-workers`` processes of the server encode them before the engine has the request.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 import msgspec
 from pydantic import field_validator
 
 from fwk import FeatureSpec, Options, hookimpl, option
+from fwk.config import Config
 from fwk.errors import ConfigError
 from fwk.interfaces.feature import FeatureRun, Wire
 from fwk.interfaces.multimodal import MEDIA_SPAN, Media
@@ -69,6 +74,55 @@ class MediaOptions(Options):
         ge=0,
         le=2**40,
     )
+    mm_encoder_workers: int = option(
+        0,
+        "Processes that encode images and the like, so that steps of the engine wait for none; each loads the encoder, "
+        "and engines do not. 0: each worker of an engine encodes, in its steps.",
+        aliases=("visual_dp",),
+        stability="beta",
+        ge=0,
+        le=64,
+    )
+    mm_encoder_batch_size: int = option(
+        8,
+        "Images, tiles or the like that one of --mm-encoder-workers takes at once, of all requests that wait.",
+        aliases=("visual_infer_batch_size",),
+        needs="mm_encoder_workers",
+        stability="beta",
+        ge=1,
+        le=4096,
+    )
+    mm_encoder_threads: int = option(
+        0,
+        "CPU threads of each of --mm-encoder-workers. 0: the cores divided by the number of workers and one.",
+        needs="mm_encoder_workers",
+        stability="beta",
+        ge=0,
+        le=1024,
+    )
+    mm_encoder_niceness: int = option(
+        10,
+        "How much the system prefers engines to --mm-encoder-workers on the same cores: 0, not at all, to 19.",
+        needs="mm_encoder_workers",
+        stability="beta",
+        ge=0,
+        le=19,
+    )
+    mm_encoder_devices: tuple[int, ...] = option(
+        (),
+        "Device of each of --mm-encoder-workers, as 0 1 2; numbers are used in turn (default: 0, which an engine has, "
+        "too).",
+        aliases=("visual_gpu_ids",),
+        needs="mm_encoder_workers",
+        stability="beta",
+    )
+
+    @field_validator("mm_encoder_devices")
+    @classmethod
+    def _are_numbers(cls, numbers: tuple[int, ...]) -> tuple[int, ...]:
+        if any(not 0 <= number < 2**10 for number in numbers):
+            raise ValueError("--mm-encoder-devices must be numbers of devices, from 0 on")
+        return numbers
 
     @field_validator("mm_processor_kwargs")
     @classmethod
@@ -82,13 +136,30 @@ class MediaOptions(Options):
         return text
 
 
+def encodes_apart(options: MediaOptions | None) -> bool:
+    """Whether media are encoded before the engine has their request."""
+    return options is not None and options.mm_encoder_workers > 0
+
+
 class MediaSpec(FeatureSpec):
     """Takes the kinds of media that a model encodes, and refuses workers that could not read their files."""
 
     def takes(self, kinds: frozenset[str], options: MediaOptions) -> frozenset[str]:
         return kinds if options.enable_multimodal else frozenset()
 
+    def check_server(self, configs: Sequence[Config], options: MediaOptions) -> None:
+        if options.mm_encoder_workers and len(configs) > 1:
+            raise ConfigError(
+                f"--mm-encoder-workers {options.mm_encoder_workers} is for a server of one model: this one has "
+                f"{len(configs)}, which come and go"
+            )
+
     def check_run(self, run: FeatureRun, options: MediaOptions) -> None:
+        if options.mm_encoder_workers and not run.media:
+            raise ConfigError(
+                f"--mm-encoder-workers {options.mm_encoder_workers}: {run.model} takes text alone here, which needs "
+                "no encoder"
+            )
         span = int(run.model_config.raw.get(MEDIA_SPAN, 0)) if run.media and run.model_config is not None else 0
         engine = run.config.engine
         if span and (0 < engine.chunked_prefill_size < span or run.step_tokens < span + engine.max_running_requests):
@@ -122,7 +193,17 @@ def features() -> list[FeatureSpec]:
             worker="fwk_multimodal.media.worker:MediaRows",
             wire=Wire(request=PromptMedia, sequence=PromptMedia),
             options=MediaOptions,
-            server_options=("allowed_local_media_path", "allowed_media_hosts", "max_media_bytes", "mm_payload_bytes"),
+            server_options=(
+                "allowed_local_media_path",
+                "allowed_media_hosts",
+                "max_media_bytes",
+                "mm_payload_bytes",
+                "mm_encoder_workers",
+                "mm_encoder_batch_size",
+                "mm_encoder_threads",
+                "mm_encoder_niceness",
+                "mm_encoder_devices",
+            ),
             summary="images and the like in prompts, of models that take them",
         )
     ]

@@ -13,7 +13,7 @@ from fwk.errors import InvalidRequest
 from fwk.interfaces.feature import EnginePart, EnginePartContext, FeatureSequence
 from fwk.interfaces.multimodal import Media
 from fwk.types import Request
-from fwk_multimodal.media import PromptMedia
+from fwk_multimodal.media import PromptMedia, encodes_apart
 
 NUM_KEY_BYTES = 32
 
@@ -42,6 +42,7 @@ class MediaPrompts(EnginePart):
         super().__init__(context)
         self._counts: Counter[str] = Counter()  # requests that read a file: those of a beam search share one
         self._media: dict[str, list[Media]] = {}  # by request
+        self._encodes = context.is_host and not encodes_apart(context.options)
 
     def check(self, request: Request) -> None:
         asked: PromptMedia = self.asked(request)
@@ -69,13 +70,14 @@ class MediaPrompts(EnginePart):
         return cache_ids(request.prompt_token_ids, self._media[request.request_id])
 
     def limit(self, sequence: FeatureSequence, start: int, count: int) -> int:
-        """A CPU takes no less time for several pieces at once; a device is given all that a step comes to.
+        """A CPU takes no less time for several pieces at once; a device is given all that a step comes to. What comes
+        encoded costs no more than text.
 
         No step ends within a piece whose tokens see each other.
         """
         end = start + count
         touched = [m for m in self._media[sequence.request.request_id] if m.end > start and m.start < end]
-        if self.context.is_host and len(touched) > 1:
+        if self._encodes and len(touched) > 1:
             end = touched[1].start
         elif touched and touched[-1].is_span and touched[-1].end > end:
             end = touched[-1].start

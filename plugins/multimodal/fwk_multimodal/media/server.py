@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,9 @@ import msgspec
 from fwk.errors import InvalidRequest
 from fwk.interfaces.dialect import EmbedInput, GenerateInput, MediaReading, PlacedInput
 from fwk.interfaces.feature import JobPart, JobPartContext, RequestPart, ServerPart, ServerPartContext
-from fwk.interfaces.multimodal import MediaItem
-from fwk_multimodal.media import MediaOptions, PromptMedia
+from fwk.interfaces.multimodal import Media, MediaItem
+from fwk_multimodal.media import MediaOptions, PromptMedia, encodes_apart
+from fwk_multimodal.media.encoders import EncoderPool
 from fwk_multimodal.media.placing import (
     MediaPlacer,
     PayloadFolder,
@@ -26,9 +29,13 @@ from fwk_multimodal.media.placing import (
     without_media,
 )
 from fwk_multimodal.media.reader import MediaReader
+from fwk_multimodal.media.rows import gather_rows
 
 CPU_SECONDS = 30.0
 """What decoding the media of a prompt, and making arrays of them, may take."""
+
+MAX_ENCODING_SECONDS = 600.0
+"""What a request may wait for processes that encode."""
 
 JOB_BYTES = 2**30
 BYTES_PER_PIXEL = 16
@@ -69,6 +76,7 @@ class MediaRequests(ServerPart, MediaReading):
         self._limits = media_limits(options, context.inputs)
         self._reader = MediaReader(options)
         self._payloads = PayloadFolder(None if frontend is None else options.mm_payload_bytes)
+        self._encoders: EncoderPool | None = None
         assert context.plugins is not None
         assert context.config is not None
         if processor_item(context.plugins, context.config, context.inputs, context.model_name) is None:
@@ -76,6 +84,10 @@ class MediaRequests(ServerPart, MediaReading):
         if frontend is not None:
             frontend.card = replace(frontend.card, media=self._limits)
             context.jobs.warm_up()
+        if encodes_apart(options) and context.encoder is not None:
+            self._encoders = EncoderPool(partial(context.encoder, context.name), context.name, options)
+            self.max_seconds = MAX_ENCODING_SECONDS
+            context.lifecycle.background(self._encoders.run)
 
     def read(self, kind: str, url: str, name: str) -> MediaItem:
         return MediaItem(kind, self._reader.read(url, name), name)
@@ -107,7 +119,24 @@ class MediaRequests(ServerPart, MediaReading):
         return replace(item, prompt_token_ids=placed.token_ids, media=placed.media, payload=placed.payload)
 
     def open(self, item: GenerateInput | EmbedInput, caller: str) -> RequestPart | None:
-        return MediaRequest() if isinstance(item, GenerateInput) and item.media else None
+        return MediaRequest(self) if isinstance(item, GenerateInput) and item.media else None
+
+    async def sent(self, item: GenerateInput) -> tuple[list[Media], Any]:
+        """The media of a checked input as the engine gets them, and the file that they refer to."""
+        media, payload = list(item.media), item.payload
+        if self._encoders is None:
+            return media, payload
+        files = await self._encoders.encode(media, payload)
+        target = self._payloads.new()
+        paths = [file.path for file in files]
+        return await asyncio.to_thread(gather_rows, target.path, media, payload.path, paths), target
+
+    async def engines_ready(self) -> None:
+        if self._encoders is not None:
+            await self._encoders.ready()
+
+    def trouble(self) -> str | None:
+        return None if self._encoders is None else self._encoders.trouble()
 
     def close(self) -> None:
         self._payloads.close()
@@ -116,6 +145,9 @@ class MediaRequests(ServerPart, MediaReading):
 class MediaRequest(RequestPart):
     """One with media."""
 
+    def __init__(self, server: MediaRequests) -> None:
+        self._server = server
+
     async def enter(self, item: GenerateInput) -> PromptMedia | None:
-        self._payload = item.payload  # a file, removed when nothing refers to it any more
-        return PromptMedia(list(item.media))
+        media, self._payload = await self._server.sent(item)  # a file, removed when nothing refers to it any more
+        return PromptMedia(media)

@@ -17,7 +17,8 @@ from fwk.interfaces.feature import LoadedModel, ModelBuild, WorkerPart, WorkerPa
 from fwk.interfaces.model import Model, ModelContext
 from fwk.interfaces.multimodal import POSITION_PLANES, POSITION_SHIFT, Media
 from fwk.types import Batch, ForwardBatch, Inserted, NewSequence
-from fwk_multimodal.media import PromptMedia
+from fwk_multimodal.media import PromptMedia, encodes_apart
+from fwk_multimodal.media.rows import read_rows, write_rows
 
 log = logging.getLogger(__name__)
 
@@ -93,17 +94,25 @@ class MediaRows(WorkerPart):
 
     def __init__(self, context: WorkerPartContext) -> None:
         super().__init__(context)
-        self._cache = EncoderCache(context.options.mm_encoder_cache_bytes)
+        self._is_fed = encodes_apart(context.options)
+        self._model: Model | None = None
+        self._cache = EncoderCache(0 if self._is_fed else context.options.mm_encoder_cache_bytes)
         self._payloads: dict[str, Any] = {}  # opened files, by path
         self._media: dict[int, Sequence[Media]] = {}  # by slot; none once all of them are computed
         self._num_computed: dict[int, int] = {}
         self._planes: dict[int, PromptPlanes] = {}  # by slot, of sequences whose media have some
 
     def operations(self) -> Mapping[str, Callable[..., Any]]:
-        return {"open": self.open_payloads, "close": self.close_payloads}
+        return {"open": self.open_payloads, "close": self.close_payloads, "encode": self.encode}
 
     def model_context(self, context: ModelContext, build: ModelBuild) -> str:
-        context.media = self.context.inputs if build.role == "served" else frozenset()
+        context.media = self.context.inputs if build.role in ("served", "encoder") else frozenset()
+        context.has_encoder = build.role == "encoder" or not self._is_fed
+        if self._model is not None and context.media and self._is_fed:
+            raise FwkError(
+                "the processes of --mm-encoder-workers keep the weights that they started with: start the server "
+                "again with the others"
+            )
         return ""
 
     def kept_bytes(self, takes: frozenset[str]) -> int:
@@ -212,6 +221,8 @@ class MediaRows(WorkerPart):
         for item in items:
             rows = self._cache.get(item.key)
             if rows is None:
+                rows = self._encoded_before(item)
+            if rows is None:
                 missing.setdefault(item.kind, {})[item.key] = item
             else:
                 found[item.key] = rows
@@ -221,23 +232,46 @@ class MediaRows(WorkerPart):
                 self._cache.put(item.key, rows)
         return found
 
+    def _encoded_before(self, item: Media) -> Tensor | None:
+        """Rows that came with the request; None: it came with what they are made of."""
+        if not self._is_fed:
+            return None
+        found = read_rows(self._payloads[item.payload], item.index)
+        return None if found is None else found.to(self.context.device, non_blocking=True)
+
+    def encode(self, kind: str, pieces: Sequence[Sequence[Any]]) -> None:
+        """In a process that encodes: rows of pieces of one kind to files of their own, all together.
+
+        pieces: of each the payload, the number in it, its tokens, and the file for its rows. What it raises is of one
+        of them, or of all.
+        """
+        items = [Media(b"", kind, 0, length, payload, index) for payload, index, length, _ in pieces]
+        paths = sorted({item.payload for item in items})
+        trouble = self.open_payloads(paths)
+        try:
+            if trouble:
+                raise FwkError(trouble)
+            for (*_, target), rows in zip(pieces, self._made(kind, items), strict=True):
+                write_rows(target, rows)
+        finally:
+            self.close_payloads(paths)
+
     def _made(self, kind: str, items: Sequence[Media]) -> Sequence[Tensor]:
         """What the model encodes. Raises ``PluginFault`` in the name of the processor whose arrays it cannot."""
-        file = self._payloads[items[0].payload]
+        file, model = self._payloads[items[0].payload], self._model
+        assert model is not None
         try:
-            made = self._model.encode(kind, [self._read(item) for item in items])
+            made = model.encode(kind, [self._read(item) for item in items])
         except (FwkError, MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:
-            told = (
-                f"{type(self._model).__name__} raised {type(error).__name__} for the arrays that {_who(file)} answered"
-            )
+            told = f"{type(model).__name__} raised {type(error).__name__} for the arrays that {_who(file)} answered"
             log.error("%s: %s", told, one_line_traceback(error))
             raise PluginFault(f"{told} in process") from error
         found, wanted = [len(rows) for rows in made], [item.length for item in items]
         if found != wanted:
             raise PluginFault(
-                f"{type(self._model).__name__} made {found} rows of the arrays that {_who(file)} answered in process, "
+                f"{type(model).__name__} made {found} rows of the arrays that {_who(file)} answered in process, "
                 f"which stand for {wanted} tokens"
             )
         return made
