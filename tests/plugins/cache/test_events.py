@@ -14,9 +14,11 @@ import zmq
 from pydantic import ValidationError
 
 from fwk.errors import ConfigError
+from fwk.interfaces.multimodal import Media
 from fwk.interfaces.prefix_cache import CacheContext
 from fwk_cache._common.options import EvictionOptions
 from fwk_cache._common.radix import RadixPrefixCache
+from fwk_multimodal.media.engine import cache_ids
 
 SIZE = 2
 
@@ -146,3 +148,16 @@ def test_events_can_be_off(tmp_path: Path) -> None:
     options = EvictionOptions(kv_events_config=config(tmp_path, enable_kv_cache_events=False))
     add(RadixPrefixCache(CacheContext(SIZE, options)), [1, 2], 0)
     assert not (tmp_path / "events").exists()
+
+
+def test_places_of_media_are_unsigned(tmp_path: Path, router: Router) -> None:
+    """As readers want them, which take numbers of 32 bits without a sign; and apart from all tokens."""
+    cache = make(tmp_path)
+    joined(cache, router)
+    ids = cache_ids([5, 5, 5, 5, 7, 7], [Media(bytes(range(1, 33)), "image", 1, 3, "", 0)])
+    assert min(ids) < 0
+    add(cache, ids, 0)
+    router.follow(1)
+    told = [tokens for _, tokens in router.known.values()]
+    assert [token for tokens in told for token in tokens] == [token % 2**32 for token in ids]
+    assert all(2**31 <= token < 2**32 for token in (told[0][1], *told[1]))

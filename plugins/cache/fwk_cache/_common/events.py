@@ -19,6 +19,11 @@ import zmq
 from fwk.errors import ConfigError
 
 
+UNSIGNED = 2**32 - 1
+"""Places of media, whose ids are negative words of a hash, are told as 2**31 and more, which is no token's id either:
+readers of other servers' events take unsigned numbers."""
+
+
 class EventsConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """The JSON object of ``--kv-events-config``; its other fields are refused."""
 
@@ -85,7 +90,7 @@ class EventPublisher:
 
     def stored(self, hashes: list[int], parent: int | None, token_ids: Sequence[int], block_size: int) -> None:
         """Blocks have come that follow one another."""
-        self._send(BlockStored(hashes, parent, list(token_ids), block_size))
+        self._send(BlockStored(hashes, parent, [token & UNSIGNED for token in token_ids], block_size))
 
     def removed(self, hashes: list[int]) -> None:
         """Blocks have gone."""
