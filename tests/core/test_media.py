@@ -221,14 +221,17 @@ def test_a_missing_package_is_named() -> None:
     plugins = discover()
     config = ModelConfig.from_dict({**TINY, "architectures": ["Idefics3ForConditionalGeneration"]}, "")
     [item] = [item for item in plugins.family("multimodal") if item.name == "idefics3"]
-    lacking = type(item.declaration.needs)(packages=("no-such-package>=1",))
-    object.__setattr__(item.declaration, "needs", lacking)
-    with pytest.raises(
-        PluginError,
-        match=r"idefics3 needs the package no-such-package>=1: pip install .* or serve text alone with "
-        r"--enable-multimodal false",
-    ):
-        processor_item(PluginFactory(plugins, {}), config, frozenset({"image"}), "tiny")
+    needs = item.declaration.needs
+    object.__setattr__(item.declaration, "needs", type(needs)(packages=("no-such-package>=1",)))
+    try:
+        with pytest.raises(
+            PluginError,
+            match=r"idefics3 needs the package no-such-package>=1: pip install .* or serve text alone with "
+            r"--enable-multimodal false",
+        ):
+            processor_item(PluginFactory(plugins, {}), config, frozenset({"image"}), "tiny")
+    finally:  # other tests have the same declaration
+        object.__setattr__(item.declaration, "needs", needs)
 
 
 def test_the_folder_for_files_must_be_there() -> None:
