@@ -8,6 +8,7 @@ that one model family alone needs belongs to that family's plugin.
 from fwk.interfaces.state import RecurrentState
 from fwk_layers.activation import activation, gated
 from fwk_layers.attention import Attention
+from fwk_layers.border import Border
 from fwk_layers.cross_attention import CrossAttention, EncoderDecoderStep
 from fwk_layers.embedding import LMHead, VocabEmbedding
 from fwk_layers.encoder import EncoderAttention
@@ -24,6 +25,7 @@ from fwk_layers.sharding import Part, rank_rows
 
 __all__ = [
     "Attention",
+    "Border",
     "ColumnParallelLinear",
     "CrossAttention",
     "EncoderAttention",

@@ -24,7 +24,8 @@ class VocabEmbedding:
     """Token ids to hidden states. The last rank's rows are padded with zeros.
 
     ``matrix`` holds this rank's rows, [num_rows, hidden_size]; None where they stay packed (``form``, ``weights``).
-    scale: factor on the hidden states, rounded to the model's dtype.
+    scale: factor on the hidden states, rounded to the model's dtype. Of stages but the first nothing is read, unless a
+    tied head asks for it (``load``).
     """
 
     def __init__(self, context: ModelContext, prefix: str, *, scale: float | None = None) -> None:
@@ -37,10 +38,16 @@ class VocabEmbedding:
         self.form = context.quant.choose(prefix, LayerKind.EMBEDDING)
         self.matrix: Tensor | None = None
         self.weights: Weights = None
+        if context.tp.stage.is_first:
+            self.load(context)
+
+    def load(self, context: ModelContext) -> None:
+        """Read its weights."""
         if self.form.layout == PLAIN:
             self._find_matrix(context)
         else:
-            self.weights = load(context, self.form, [(Part(prefix, config.vocab_size), self.rows)], config.hidden_size)
+            parts = [(Part(self.prefix, self.vocab_size), self.rows)]
+            self.weights = load(context, self.form, parts, context.config.hidden_size)
 
     def __call__(self, token_ids: Tensor) -> Tensor:
         """[num_tokens] int64 to [num_tokens, hidden_size]."""
@@ -106,7 +113,7 @@ class LMHead:
 
     It is two where another format was chosen, or the head's method cannot look rows up in its layout.
     is_final: nothing is done to what it returns before tokens are chosen, so that greedy steps may leave out all but
-    the largest (``QuantMethod.lm_head``, which makes ``head_weights``).
+    the largest (``QuantMethod.lm_head``, which makes ``head_weights``). Of stages but the last there is none.
     """
 
     def __init__(
@@ -114,8 +121,12 @@ class LMHead:
     ) -> None:
         config = context.config
         self.tp, self.vocab_size = context.tp, config.vocab_size
+        if not context.tp.stage.is_last:
+            return
         self._width = PaddedRows.of(config.vocab_size, context.tp).num_rows
         embedding = None if embedding is not None and _is_another(context, prefix, embedding) else embedding
+        if embedding is not None and not context.tp.stage.is_first:
+            embedding.load(context)
         stored = prefix if embedding is None else embedding.prefix
         form = context.quant.choose(prefix, stored=stored)
         self.is_float32 = context.float32_head is not None

@@ -69,7 +69,7 @@ def check(places: Places, names: tuple[str, ...]) -> None:
 
 
 DISTANCE = 7
-RANKS = {"tensor parallel", "expert parallel"}
+RANKS = {"tensor parallel", "pipeline parallel", "expert parallel"}
 ALONE = ("chunked prefill", "images", "double sparsity")
 """Tried alone in the gate; the last is refused with the drafts that it would be tried with."""
 

@@ -189,7 +189,7 @@ def test_what_asks_for_nothing_that_is_not_so_is_accepted(step: int, parser: Par
         (["-zz", "M"], "unknown option -zz: neither"),
         (["-fa", "-tp", "2", "M"], "-fa (llama.cpp) is not needed or not taken here: --attention-backend"),
         (["-O3", "M"], "-O3 (vLLM) is known but not here yet: it waits for torch.compile"),
-        (["-pp=2", "M"], "-pp (vLLM) is known but not here yet"),
+        (["-dcp=2", "M"], "-dcp (vLLM) is known but not here yet"),
         (["-ngl", "99", "M"], "-ngl 99 (llama.cpp) is so already"),
         (["--no-enable-lora", "--no_log_requests", "M"], ""),
         (["--no-enable-sleep-mode", "M"], ""),
@@ -200,7 +200,7 @@ def test_what_asks_for_nothing_that_is_not_so_is_accepted(step: int, parser: Par
         (["M", "--mm-processor-kwargs", "{a"], "--mm-processor-kwargs: not JSON: Expecting"),
         (["M", "--preferred-sampling-params", "{a"], "--preferred-sampling-params: not JSON: Expecting"),
         (["M", "--hf-overrides", "[1]"], "--json-model-override-args: must be a JSON object"),
-        (["M", "--pp-size", "2", "--no-such-thing", "3"], "--pp-size (SGLang) is known but not here yet"),
+        (["M", "--enable-dp-attention", "--no-such-thing", "3"], "--enable-dp-attention (SGLang) is known but not"),
     ],
 )
 def test_switches_take_no_model_and_no_foreign_value_is_one(
@@ -253,7 +253,12 @@ def test_the_command_line_says_it_before_anything_is_loaded(capsys: pytest.Captu
 
 
 def test_names_are_known_in_every_spelling() -> None:
-    assert foreign("--pp_size") == foreign("pp-size") == foreign("--pp-size") is not None
+    assert (
+        foreign("--enable_dp_attention")
+        == foreign("enable-dp-attention")
+        == foreign("--enable-dp-attention")
+        is not None
+    )
     assert foreign("--no-server-has-this") is None
 
 

@@ -147,8 +147,8 @@ def _tried_to_capture(run: Run) -> bool:
     """The step was captured, or it is said which operator stands against it."""
     how = run.chosen["step"]
     reasons = (
-        "which a recorded step cannot hold", "ranks add up", "the model does not generate", "recurrent layers",
-        "attention backends of their own",
+        "which a recorded step cannot hold", "ranks add up", "stages hand", "the model does not generate",
+        "recurrent layers", "attention backends of their own",
     )  # fmt: skip
     return how == "captured" or any(reason in how for reason in reasons)
 
@@ -253,6 +253,11 @@ FEATURES = [
         {"prefix_cache": "hierarchical", "hicache_ratio": 20.0, **SMALL_POOL},
     ),
     Feature("tensor parallel", _chose("executors", "processes"), {"executor": "processes", "tensor_parallel_size": 2}),
+    Feature(
+        "pipeline parallel",
+        _chose("executors", "processes"),
+        {"executor": "processes", "pipeline_parallel_size": 2},
+    ),
     Feature(
         "expert parallel",
         lambda run: run.chosen["executors"] == "processes" and "moe" in run.chosen,

@@ -120,6 +120,20 @@ REFUSED: dict[tuple[str, str], str] = {
         (name, "overlap"): "it runs one worker, but --tensor-parallel-size is 2"
         for name in ("tensor parallel", "expert parallel", "moving experts")
     },
+    ("pipeline parallel", "overlap"): "it runs models whole, but --pipeline-parallel-size is 2",
+    **{
+        (name, "pipeline parallel"): f"'{option}' .* drafts verified where they are embedded, and --pipeline-parallel-"
+        for name, option in DECODERS
+    },
+    ("LoRA", "pipeline parallel"): "--enable-lora: .* adapters are for layers of one worker; leave --pipeline-parallel",
+    ("rerank", "pipeline parallel"): "--pipeline-parallel-size 2 is not possible: stages are of models that generate",
+    ("state group", "pipeline parallel"): "--pipeline-parallel-size 2 is not possible: .* has recurrent layers",
+    ("pipeline parallel", "images"): "takes image, .* leave --pipeline-parallel-size out, or serve text alone",
+    ("pipeline parallel", "moving experts"): "--enable-eplb .* in all layers at once; leave --pipeline-parallel-size",
+    (
+        "pipeline parallel",
+        "prefill elsewhere",
+    ): "a server's workers send the K/V of all layers; leave --pipeline-parallel-size out",
 }
 """Pairs that are refused, each with what the user is told."""
 

@@ -30,6 +30,22 @@ class EngineOptions(Options):
         ge=1,
         le=1024,
     )
+    pipeline_parallel_size: int = option(
+        1,
+        "Stages that the model's layers are divided into, one after another, each with --tensor-parallel-size workers; "
+        "as many batches are under way at once. On a CPU, for decoders without recurrent layers, drafts or adapters.",
+        aliases=["pp-size", "pp"],
+        stability="beta",
+        ge=1,
+        le=64,
+    )
+    pp_max_micro_batch_size: int | None = option(
+        None,
+        "Most sequences that decode in one of the batches under way in the stages of --pipeline-parallel-size "
+        "(default: an equal share of those that run).",
+        stability="beta",
+        ge=1,
+    )
     disable_overlap_schedule: bool = option(
         False, "Plan a step only when the one before has come back, also with an executor that could overlap the two."
     )
@@ -220,6 +236,13 @@ class EngineOptions(Options):
     def _not_nothing(cls, size: int) -> int:
         if size == 0:
             raise ValueError("must be -1 (do not cut prompts) or at least 1")
+        return size
+
+    @field_validator("pp_max_micro_batch_size")
+    @classmethod
+    def _has_stages(cls, size: int | None, info: ValidationInfo) -> int | None:
+        if size is not None and info.data.get("pipeline_parallel_size") == 1:
+            raise ValueError("does nothing without --pipeline-parallel-size, whose stages have a batch each")
         return size
 
     @field_validator("mem_fraction_static")

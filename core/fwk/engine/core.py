@@ -141,6 +141,7 @@ def build_engine(config: Config, plugins: PluginSet, setup: ModelSetup, engine_i
         make_worker=make_worker,
         recipe=worker_recipe(config, plugins, engine_index),
         tp_size=options.tensor_parallel_size,
+        pp_size=options.pipeline_parallel_size,
         step_timeout=config.server.watchdog_timeout,
         common=partial(common, config, plugins, setup),
     )
@@ -202,6 +203,8 @@ def _assemble(
         window=loaded.window,
         encoder=setup.opened.served.encoder,
         runs_ahead=executor.launches_ahead and not options.disable_overlap_schedule,
+        num_stages=options.pipeline_parallel_size,
+        max_micro_batch=options.pp_max_micro_batch_size,
     )
     kv_blocks = KVBlockManager(limits, loaded.num_blocks, cache)
     scheduler = Scheduler(

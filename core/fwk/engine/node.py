@@ -91,5 +91,5 @@ def _make(
     if chosen.key != item.key:
         raise ConfigError(f"the options of this machine are of {item.key}, but {chosen.key} was chosen: say --executor")
     recipe = worker_recipe(config, plugins, 0)
-    tp_size = config.engine.tensor_parallel_size
+    tp_size = config.engine.tensor_parallel_size * config.engine.pipeline_parallel_size
     return build(item, NodeContext(recipe, tp_size, options, partial(common, config, plugins, setup), say), place)

@@ -27,6 +27,9 @@ class Limits:
     ``num_window_groups``: block tables in addition to the first, for layers that see ``window`` tokens only.
     ``encoder``: one reads the prompts. ``max_model_len`` then has room for what ``encoder_prompt.placed`` adds.
     ``runs_ahead``: steps may be planned while drafts of their sequences are being verified, if the worker says so.
+    ``num_stages``: in which a step is computed, one after another. With several, a sequence has a part in one step at a
+    time but for chunks of its prompt, and those that decode are divided among as many steps, each of at most
+    ``max_micro_batch`` of them.
     ``admission_interval``: steps between two looks at the waiting queue while sequences run.
     """
 
@@ -53,6 +56,13 @@ class Limits:
     state_interval: int = 256
     encoder: EncoderInput | None = None
     runs_ahead: bool = False
+    num_stages: int = 1
+    max_micro_batch: int | None = None
+
+    def max_decoding(self, num_running: int) -> int:
+        """Sequences that decode in one step."""
+        share = -(-num_running // self.num_stages)
+        return share if self.max_micro_batch is None else min(share, self.max_micro_batch)
 
     @property
     def max_request_len(self) -> int:

@@ -322,7 +322,10 @@ class Scheduler:
 
     def _plan_decoding(self, plan: StepPlan) -> None:
         """One token, and drafts, for each sequence whose prompt is computed: no prompt holds these up."""
+        most = self.limits.max_decoding(len(self._running))
         for sequence in list(self._running):
+            if len(plan.scheduled) >= most:
+                break
             if sequence.num_computed_tokens < sequence.quiet_until and self._continue(sequence, plan):
                 continue
             if sequence.status is Status.RUNNING and sequence.is_decoding:
@@ -334,7 +337,7 @@ class Scheduler:
         step = sequence.plain_step
         if known != sequence.num_computed_tokens + 1 or step is None or plan.budget <= 0:
             return False
-        if sequence.drafts or (sequence.num_pending and self._waits_for_drafts(sequence)):
+        if sequence.drafts or (sequence.num_pending and self._waits(sequence)):
             return False
         sequence.num_computed_tokens = known
         sequence.num_pending += 1
@@ -360,7 +363,7 @@ class Scheduler:
     def _schedule_running(self, sequence: Sequence, plan: StepPlan) -> None:
         if plan.budget <= 0 or sequence.is_last_token_launched:
             return
-        if sequence.num_pending and (self._waits_for_drafts(sequence) or (sequence.drafts and not sequence.runs_ahead)):
+        if sequence.num_pending and (self._waits(sequence) or (sequence.drafts and not sequence.runs_ahead)):
             return
         remaining = sequence.num_uncomputed_tokens
         drafts: list[int] = []
@@ -379,8 +382,11 @@ class Scheduler:
         if blocks is not None:
             self._schedule(sequence, num_new, blocks, drafts, plan)
 
-    def _waits_for_drafts(self, sequence: Sequence) -> bool:
-        """Whether the result of its launched step is worth more than a step's head start, for the drafts in it."""
+    def _waits(self, sequence: Sequence) -> bool:
+        """Whether its next step waits for the result of the launched one: for the drafts in it, which are worth more
+        than a step's head start, or because the token is chosen in another stage than the one that embeds it."""
+        if self.limits.num_stages > 1:
+            return True
         return not sequence.runs_ahead and (sequence.has_drafts_in_flight or self.limits.num_lookahead > 0)
 
     def _admit_waiting(self, plan: StepPlan, rest: int, count: int) -> None:

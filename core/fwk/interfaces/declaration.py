@@ -50,6 +50,7 @@ class Facts:
     - ``block_size``: tokens in a block of the KV cache (``--page-size``).
     - ``architecture``: as config.json names it; empty: not known yet.
     - ``tp_size``: ranks of the tensor-parallel group.
+    - ``pp_size``: stages that the model's layers are divided into, each with such a group.
     - ``ep_size``: by how many ranks the experts of a layer are divided; 1: not at all.
     - ``features``: abilities that this run cannot do without, in the words of ``AttentionBackendSpec.features``.
     - ``task``: what the model is for (``ModelSpec.task``).
@@ -69,6 +70,7 @@ class Facts:
     block_size: int = 16
     architecture: str = ""
     tp_size: int = 1
+    pp_size: int = 1
     ep_size: int = 1
     features: frozenset[str] = frozenset()
     task: str = ""

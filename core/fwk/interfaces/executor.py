@@ -98,11 +98,12 @@ class WorkerRecipe(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class ExecutorContext:
-    """What an executor is built with: two ways to a worker, one for each of ``tp_size`` ranks.
+    """What an executor is built with: two ways to a worker, one for each of ``tp_size * pp_size`` ranks.
 
     ``make_worker(group)`` makes one in the calling process; ``recipe`` is for other processes.
 
-    - ``tp_size``: ranks of the tensor-parallel group.
+    - ``tp_size``: ranks of a tensor-parallel group.
+    - ``pp_size``: stages, each with such a group. Rank r is of stage r // tp_size; the last stage's results count.
     - ``options``: the plugin's own options, validated; None where it declares none.
     - ``step_timeout``: seconds after which a step that has not come back counts as hung; a worker's loss is then the
       engine's end.
@@ -116,6 +117,7 @@ class ExecutorContext:
     options: Any = None
     step_timeout: float = 300.0
     common: Callable[[], Mapping[str, str]] = dict[str, str]
+    pp_size: int = 1
 
 
 class Executor(ABC):
@@ -166,7 +168,7 @@ class NodeContext:
     """What a ``WorkerNode`` is built with; ``common`` and the rest as in ``ExecutorContext``.
 
     - ``recipe``: of the workers.
-    - ``tp_size``: ranks of the whole engine.
+    - ``tp_size``: ranks of the whole engine, in all stages.
     - ``options``: the executor's own, validated.
     - ``say``: writes a sentence to the log, at level info.
     """
@@ -197,12 +199,14 @@ class ExecutorSpec(Declaration):
     """Declares an executor.
 
     max_tp_size: workers it can run as one tensor-parallel group: 1 unless it says more; None: any number.
+    has_stages: whether it runs several such groups, each with some of the model's layers.
     local_options: options of its own that may differ between the machines of a run.
     """
 
     family: ClassVar[str] = "executors"
 
     max_tp_size: int | None = 1
+    has_stages: bool = False
     local_options: frozenset[str] = frozenset()
 
     def check_server(self, configs: Sequence[Config], options: Any) -> None:
@@ -227,7 +231,10 @@ class ExecutorSpec(Declaration):
         if self.max_tp_size is not None and facts.tp_size > self.max_tp_size:
             workers = "one worker" if self.max_tp_size == 1 else f"at most {self.max_tp_size} workers"
             return f"runs {workers}, but --tensor-parallel-size is {facts.tp_size}: leave --executor out, or say auto"
+        if facts.pp_size > 1 and not self.has_stages:
+            return f"runs models whole, but --pipeline-parallel-size is {facts.pp_size}: leave --executor out"
         return super().refusal(facts)
 
     def is_meant_for(self, facts: Facts) -> bool:
-        return self.max_tp_size is None or facts.tp_size <= self.max_tp_size
+        fits = self.max_tp_size is None or facts.tp_size <= self.max_tp_size
+        return fits and (self.has_stages or facts.pp_size == 1)

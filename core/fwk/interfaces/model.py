@@ -117,6 +117,11 @@ class ModelContext:
         """Whether ``Model.encode`` is asked for media of this kind."""
         return kind in self.media and self.has_encoder
 
+    @property
+    def layers(self) -> range:
+        """Those of the model's layers that this worker computes: all, or those of its stage."""
+        return self.tp.stage.layers(self.config.num_layers)
+
 
 class HiddenTap(Protocol):
     """A place where a model's residual stream may be read and changed (``fwk_layers.HiddenTap``).
@@ -177,9 +182,12 @@ class Model(ABC):
 
     - ``prunes_last_layer``: whether ``forward`` returns the tokens of ``batch.hidden_indices`` alone; core sets that
       for such models only.
+    - ``divides_layers``: whether it builds ``ModelContext.layers`` alone, and in stages hands hidden states from one to
+      the next (``fwk_layers.Border``). What ``forward`` returns is read in the last stage, and ``logits`` called there.
     """
 
     prunes_last_layer: ClassVar[bool] = False
+    divides_layers: ClassVar[bool] = False
 
     @abstractmethod
     def __init__(self, context: ModelContext) -> None: ...

@@ -309,6 +309,12 @@ class SpeculativeDecoderSpec(Declaration):
         """
         return frozenset()
 
+    def refusal(self, facts: Facts) -> str | None:
+        if facts.pp_size > 1:
+            stages = f"--pipeline-parallel-size {facts.pp_size}"
+            return f"has its drafts verified where they are embedded, and {stages} divides the two: leave one out"
+        return super().refusal(facts)
+
     def asks_of(self, facts: Facts, options: Any) -> tuple[Ask, ...]:
         needed = self.required_features(options)
         return (*self.asks, Ask("attention", needed)) if needed else self.asks

@@ -213,6 +213,7 @@ def _facts(
         kv_dtype=engine.kv_cache_dtype,
         block_size=engine.page_size,
         tp_size=engine.tensor_parallel_size,
+        pp_size=engine.pipeline_parallel_size,
         is_deterministic=engine.enable_deterministic_inference,
         chosen={"quant": tuple(text.rpartition("=")[2] for text in engine.quantization_layers)},
     )
@@ -229,6 +230,8 @@ def _facts(
             reasons.append(defaults.why)
     if opened.served.encoder is not None:
         _check_encoder(engine, opened)
+    if engine.pipeline_parallel_size > 1 and (why := _undivided(engine, opened, device)):
+        raise ConfigError(f"--pipeline-parallel-size {engine.pipeline_parallel_size} is not possible: {why}")
     if engine.enable_deterministic_inference and (why := variance(engine, opened)):
         raise ConfigError(f"--enable-deterministic-inference is not possible: {why}")
     layouts = opened.checkpoint.weights().layouts("")
@@ -299,6 +302,21 @@ def variance(options: EngineOptions, opened: OpenedModel) -> str:
         return f"{opened.name} computes prompts whole, by products whose order depends on their number"
     if options.tensor_parallel_size > 1:
         return "ranks add up their parts in an order of torch.distributed's own: leave --tensor-parallel-size out"
+    return ""
+
+
+def _undivided(options: EngineOptions, opened: OpenedModel, device: ChosenDevice) -> str:
+    """Why a model's layers cannot be divided into stages; empty: nothing that is known before it is built."""
+    if not device.device.is_host:
+        return f"stages hand hidden states on in the host's memory, and --device {device.name} has its own"
+    if opened.runner != "generate":
+        return f"stages are of models that generate, and --task {opened.task} makes something else of prompts"
+    if opened.served.encoder is not None:
+        return f"{opened.name} has an encoder and a decoder, and stages are of decoders alone"
+    if opened.served.is_recurrent:
+        return f"{opened.name} has recurrent layers, whose states one worker keeps and saves"
+    if opened.config.num_layers < options.pipeline_parallel_size:
+        return f"{opened.name} has {opened.config.num_layers} layers, and each stage needs one"
     return ""
 
 

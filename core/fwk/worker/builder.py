@@ -126,7 +126,7 @@ class WorkerBuilder:
             None if setup.device.is_host else self._staging,
             self._uploads.send,
         )
-        self._capturing = Capturing(config, setup, self._models, group.size)
+        self._capturing = Capturing(config, setup, self._models, group)
         self._rebuild = Rebuilding(config, setup, self._models)
         self._compiler = self._grammar_compiler()
         self._masks: GrammarMasks | None = None
@@ -220,6 +220,7 @@ class WorkerBuilder:
             in_flight=self._in_flight(table, inputs.max_tokens),
             uploads=self._uploads,
             num_captured=num_captured,
+            stage=self._group.stage if self._group.stage.count > 1 else None,
         )
         cache = self._sizing(groups, others, num_null).size(
             runner,
@@ -325,8 +326,8 @@ class WorkerBuilder:
             WorkerObserverContext,
             self._device,
             self._setup.device.is_host,
-            self._group.rank,
-            self._group.size,
+            self._group.everyone.rank,
+            self._group.everyone.size,
             self._engine_index,
         )
         observers = self.parts.observers = WorkerObservers(self._config, self._factory.plugins, context)
@@ -341,8 +342,8 @@ class WorkerBuilder:
             send=self._uploads.send,
             to_host=partial(_to_host, device),
             is_host=device.is_host,
-            rank=self._group.rank,
-            size=self._group.size,
+            rank=self._group.everyone.rank,
+            size=self._group.everyone.size,
             num_slots=self._config.engine.max_running_requests,
             vocab_size=opened.config.vocab_size,
             hidden_size=opened.config.hidden_size,
@@ -480,6 +481,7 @@ class WorkerBuilder:
             moved: bool(moved),
             "the model has recurrent layers": self._setup.opened.served.is_recurrent,
             "prompts are computed whole": self._setup.opened.served.needs_whole_prompts,
+            "stages have layers of different kinds": self._group.stage.count > 1,
         }
         windows = [layer.sliding_window for layer in layers if layer.sliding_window is not None]
         if not windows or min(windows) >= self._setup.max_model_len:  # no window is ever left behind
@@ -510,7 +512,7 @@ class WorkerBuilder:
             self._setup,
             self._models.attention,
             groups,
-            self._group,
+            self._group.everyone,
             self._device,
             self._memory,
             others=others.total - others.free,

@@ -31,7 +31,7 @@ def make_worker(plain: dict[str, Any], group: ParallelGroup) -> Worker:
     """The maker of ``worker_recipe``. Raises ``PluginError`` when this process sees other plugins."""
     from fwk.worker.worker import LocalWorker  # noqa: PLC0415 - torch comes with it
 
-    config, setup = settle(plain, f"rank {group.rank}", group)
+    config, setup = settle(plain, f"rank {group.everyone.rank}", group)
     return LocalWorker(config, setup, group, plain["engine_index"])
 
 
@@ -42,7 +42,7 @@ def settle(plain: dict[str, Any], name: str, group: ParallelGroup) -> tuple[Conf
 
     config = from_plain(plain["config"])
     set_up_log(config.server.log_level, config.server.log_format, name)
-    set_up_progress(not config.engine.disable_progress_bars and group.rank == 0)
+    set_up_progress(not config.engine.disable_progress_bars and group.everyone.rank == 0)
     plugins = discover(config.plugins.allow_override)
     if plugins.fingerprint != plain["fingerprint"]:
         raise PluginError(

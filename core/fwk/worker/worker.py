@@ -28,7 +28,7 @@ class LocalWorker(Worker):
     def __init__(self, config: Config, setup: ModelSetup, group: ParallelGroup, engine_index: int = 0) -> None:
         self._builder = WorkerBuilder(config, setup, group, engine_index)
         # Of several ranks, which wait for one another, or of steps that others were launched after, all is lost.
-        self._may_lose_a_step = group.size == 1 and setup.device.is_host
+        self._may_lose_a_step = group.everyone.size == 1 and setup.device.is_host
         self._parts = self._builder.parts
         self._operations = self._parts.operations
         self._runner: StepRunner | None = None

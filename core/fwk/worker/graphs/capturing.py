@@ -14,6 +14,7 @@ from fwk.interfaces.attention import AttentionBackendSpec, CaptureSizes
 from fwk.interfaces.graphs import GraphCapture
 from fwk.interfaces.model import Model
 from fwk.interfaces.moe import GRAPH_CAPTURE
+from fwk.interfaces.parallel import ParallelGroup
 from fwk.interfaces.speculative import SpeculativeDecoder
 from fwk.setup.resolve import ModelSetup
 from fwk.worker.graphs.around_captures import around_captures
@@ -26,12 +27,12 @@ from fwk.worker.runner.inputs import InputBuffers
 class Capturing:
     """Chooses the step model: on the host's operators one capture for all sizes, on a device one for each of some."""
 
-    def __init__(self, config: Config, setup: ModelSetup, models: ModelBuilder, num_ranks: int) -> None:
+    def __init__(self, config: Config, setup: ModelSetup, models: ModelBuilder, ranks: ParallelGroup) -> None:
         """Raises ``ConfigError`` for options that would do nothing."""
         self._options = config.engine
         self._setup = setup
         self._models = models
-        self._num_ranks = num_ranks
+        self._ranks = ranks
         self._asked = graph_sizes(config, setup.device)
         self.decoder: SpeculativeDecoder | None = None
         self.reader = ""
@@ -74,8 +75,10 @@ class Capturing:
             return "--disable-cuda-graph"
         if self.reader:
             return f"{self.reader} reads what layers compute"
-        if self._num_ranks > 1:
+        if self._ranks.size > 1:
             return "ranks add up their parts through torch.distributed"
+        if self._ranks.stage.count > 1:
+            return "stages hand hidden states on through torch.distributed"
         if self._setup.opened.served.is_recurrent and not self._setup.device.is_host:
             return "the model has recurrent layers"
         if self._setup.device.is_host and self._models.attention.not_recorded:
@@ -148,7 +151,7 @@ class Capturing:
     def _step_model(self, model: Model, is_greedy: Tensor | None, max_tokens: int, max_drafts: int) -> StepModel:
         operators, taps = self._models.operators, self._models.wanted_taps
         if self._capture is None or self.refusal:
-            return StepModel(model, is_greedy, operators, taps)
+            return StepModel(model, is_greedy, operators, taps, makes_logits=self._ranks.stage.is_last)
         if self._captures_decodes:
             return DecodeGraphs(model, is_greedy, operators, self._capture, self.sizes, taps, self._around)
         max_seqs = self._options.cuda_graph_max_bs

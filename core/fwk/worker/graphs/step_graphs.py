@@ -20,13 +20,20 @@ class StepModel:
 
     is_greedy: the model's own (``ModelContext``), 1 while a greedy step runs; None: it has none.
     taps: what heads read of it; what they keep stands alongside the hidden states that ``run`` returns, [num_hidden,
-    (1 + number of taps) * hidden_size].
+    (1 + number of taps) * hidden_size]. makes_logits: False of a stage before the last.
     """
 
     def __init__(
-        self, model: Model, is_greedy: Tensor | None, operators: Operators, taps: Sequence[HiddenTap] = ()
+        self,
+        model: Model,
+        is_greedy: Tensor | None,
+        operators: Operators,
+        taps: Sequence[HiddenTap] = (),
+        *,
+        makes_logits: bool = True,
     ) -> None:
         self.model = model
+        self._makes_logits = makes_logits
         self._is_greedy = is_greedy
         self._operators = operators
         self._taps = taps
@@ -49,7 +56,7 @@ class StepModel:
         else:
             hidden = self.model.forward(batch)
             kept = self._with_taps(hidden)
-        if not len(batch.logits_indices):
+        if not self._makes_logits or not len(batch.logits_indices):
             return kept, None
         return kept, self.model.logits(hidden.index_select(0, batch.logits_indices))
 

@@ -78,7 +78,7 @@ def kv_identity(
             for layer in layers
             if layer.kv_cache is not None
         ],
-        "rank": [tp.rank, tp.size],
+        "rank": [tp.rank, tp.size, tp.stage.index, tp.stage.count],
     }
     return hashlib.blake2b(json.dumps(known, sort_keys=True, default=str).encode(), digest_size=32).digest()
 

@@ -25,7 +25,7 @@ from fwk.interfaces.operators import OperatorContext, Operators
 from fwk.interfaces.parallel import ParallelGroup
 from fwk.interfaces.quant import QuantContext, QuantMethod
 from fwk.interfaces.state import RecurrentState
-from fwk.plugins import FAMILIES, Registered, choose, find
+from fwk.plugins import FAMILIES, Registered, choose, find, load_object
 from fwk.plugins.answers import checked
 from fwk.plugins.families import COMPUTING
 from fwk.setup.checkpoint import OpenedModel, open_head, open_model
@@ -201,10 +201,15 @@ class ModelBuilder:
         """Build the served model of ``setup.opened``."""
         item = self._factory.item("models")
         opened, served = setup.opened, setup.opened.served
+        if self._tp.stage.count > 1 and not getattr(load_object(item), "divides_layers", False):
+            raise ConfigError(
+                f"--pipeline-parallel-size {self._tp.stage.count} is not possible: model {item.name!r} builds all "
+                f"layers of {opened.name} in one worker"
+            )
         context = self._context(opened, self._config.engine, "served")
         context.attention_layers = layers
         kept = self.features.kept_bytes(served.inputs)
-        memory_need.check(setup, context.weights.stored_sizes(), self._dtype.itemsize, self._tp.size, kept)
+        memory_need.check(setup, context.weights.stored_sizes(), self._dtype.itemsize, self._tp.everyone.size, kept)
         if served.runner == "generate":
             context.is_greedy = is_greedy
         model: Model | Encoder = self._factory.build(item, partial(replace, context))
@@ -375,7 +380,7 @@ class ModelBuilder:
 
     def _check_moe(self) -> None:
         """Forget a MoE runner that no layer asked for. Raises ``ConfigError`` when an option was about experts."""
-        if self.moe is not None:
+        if self.moe is not None or self._tp.stage.count > 1:  # the layers with experts may be another stage's
             return
         self._chosen.pop("moe", None)
         name = self._config.engine.moe_runner_backend
@@ -453,10 +458,16 @@ def _check_draft(name: str, opened: OpenedModel, setup: ModelSetup) -> None:
 
 
 def _check_all_read(opened: OpenedModel, what: str, context: ModelContext) -> None:
-    """Raise ``ModelLoadError`` when a built model, or a head, left tensors of the checkpoint unread."""
+    """Raise ``ModelLoadError`` when a built model, or a head, left tensors of the checkpoint unread in every stage."""
     assert isinstance(context.weights, TrackedWeights)
     context.weights.progress.end()
     left = context.weights.unread(context.config.tie_word_embeddings)
+    if context.tp.stage.count > 1:
+        names = sorted(context.weights.names())
+        unread = frozenset(left)
+        mine = torch.tensor([name in unread for name in names], dtype=torch.uint8)
+        everywhere = context.tp.everyone.all_gather(mine.unsqueeze(0), 0).all(0).tolist()
+        left = [name for name, is_left in zip(names, everywhere, strict=True) if is_left]
     if left:
         some = ", ".join(left[:5]) + (", ..." if len(left) > 5 else "")
         raise ModelLoadError(

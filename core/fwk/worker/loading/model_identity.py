@@ -50,7 +50,7 @@ def model_identity(
             if name.partition(".")[0] in _FAMILIES and not (remote and name.startswith("loaders."))
         },
         "features": list(features),
-        "rank": [group.rank, group.size],
+        "rank": [group.rank, group.size, group.stage.index, group.stage.count],
     }
     return hashlib.blake2b(json.dumps(known, sort_keys=True, default=str).encode(), digest_size=32).hexdigest()
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fwk.features import worker as features
+from fwk.interfaces.parallel import Stage
 from fwk.types import Batch, ForwardBatch, SequenceResult, StepResult
 from fwk.worker.drafting.drafting import NoDrafting
 from fwk.worker.drafting.verify import Verifier
@@ -20,6 +21,7 @@ from fwk.worker.runner.in_flight import Early, InFlight, LateRows, Launched, Pen
 from fwk.worker.runner.inputs import InputBuffers
 from fwk.worker.runner.members import Members
 from fwk.worker.runner.sequence_table import SequenceTable
+from fwk.worker.runner.stage_tokens import StageTokens
 from fwk.worker.runner.uploads import Uploads
 from fwk.worker.sampling.pipeline import SamplingPipeline
 from fwk.worker.sampling.step_sampler import StepSampler
@@ -44,12 +46,13 @@ class ModelRunner:
         in_flight: Callable[[StepSampler, Settled, Early | None], InFlight] | None = None,
         uploads: Uploads | None = None,
         num_captured: int = 0,
+        stage: Stage | None = None,
     ) -> None:
         """in_flight: what keeps steps that are not waited for; None where a step is done when it was launched.
 
         uploads: what a step sends to the device besides its inputs goes through them.
 
-        num_captured: as in ``Captures``.
+        num_captured: as in ``Captures``. stage: of several; None: all layers are here.
         """
         self.model = model
         self._plan_attention = plan_attention
@@ -59,6 +62,7 @@ class ModelRunner:
         self._sampling = sampling
         self._drafting = drafting
         self._sampler = StepSampler(table, sampling, Verifier(table, sampling, drafting))
+        self._stage = None if stage is None else StageTokens(self._sampler, table, stage)
         self.captures = Captures(lambda: self.model, inputs, self._planned, num_captured)
         self._uploads = uploads
         early = self._drafting.draft_early if self._drafting.is_early or self._drafting.moves_early else None
@@ -125,7 +129,10 @@ class ModelRunner:
         hidden, logits = self.model.run(self._planned(forward))
         if self._states is not None:
             self._states.save(batch)
-        made = features.computed(rows.parts, batch, forward, self._own(hidden), logits) if rows.parts else ()
+        is_whole = self._stage is None or self._stage.has_output
+        made = (
+            features.computed(rows.parts, batch, forward, self._own(hidden), logits) if rows.parts and is_whole else ()
+        )
         step = Launched(batch, rows, logits, failed, trees, time.perf_counter() - started, stored=stored, made=made)
         if self._drafting.reads_hidden:
             step.hidden, step.starts = hidden, rows.query_start
@@ -179,11 +186,13 @@ class ModelRunner:
 
     def _execute(self, batch: Batch) -> StepResult:
         started = time.perf_counter()
+        if self._stage is not None:
+            self._stage.begin(batch)
         step, forward, _ = self._pass(batch)
         computed = time.perf_counter()
         self._drafting.follow(forward)
         drafting = time.perf_counter() - computed
-        results = self._sampler.sample(batch, step.rows, step.logits, step.failed, step.trees)
+        results = (self._stage or self._sampler).sample(batch, step.rows, step.logits, step.failed, step.trees)
         features.put_results(step.made, results)
         drafting += self._settled(step, results, set())
         return StepResult(batch.step, list(results.values()), step.seconds, time.perf_counter() - started, drafting)

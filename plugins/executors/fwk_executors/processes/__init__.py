@@ -18,8 +18,8 @@ class ProcessesOptions(Options):
 
     nnodes: int = option(
         1,
-        "Machines (nodes) that share the ranks of --tensor-parallel-size evenly; start the same command on each, with "
-        "its own --node-rank.",
+        "Machines (nodes) that share the ranks of --tensor-parallel-size and --pipeline-parallel-size evenly; start "
+        "the same command on each, with its own --node-rank.",
         stability="beta",
         ge=1,
         le=1024,
@@ -114,10 +114,12 @@ class ProcessesSpec(ExecutorSpec):
         if options is None or options.nnodes == 1:
             return
         engine, nodes = configs[0].engine, f"--nnodes {options.nnodes}"
-        if engine.tensor_parallel_size % options.nnodes:
+        if engine.tensor_parallel_size * engine.pipeline_parallel_size % options.nnodes:
+            stages = engine.pipeline_parallel_size
+            more = f" times --pipeline-parallel-size {stages}" if stages > 1 else ""
             raise ConfigError(
-                f"{nodes} does not divide --tensor-parallel-size {engine.tensor_parallel_size}, whose ranks the nodes "
-                "share evenly"
+                f"{nodes} does not divide --tensor-parallel-size {engine.tensor_parallel_size}{more}, whose ranks the "
+                "nodes share evenly"
             )
         if len(configs) > 1:
             raise ConfigError(f"{nodes} is not possible with several models (--also): start a server for each")
@@ -148,6 +150,7 @@ def executors() -> list[ExecutorSpec]:
             name="processes",
             load="fwk_executors.processes.executor:ProcessesExecutor",
             max_tp_size=None,
+            has_stages=True,
             options=ProcessesOptions,
             local_options=frozenset({"node_rank", "dist_timeout", "dist_token_file"}),
             summary="a process for each tensor-parallel rank (gloo, NCCL), on one machine or several (--nnodes)",

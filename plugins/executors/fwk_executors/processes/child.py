@@ -21,7 +21,7 @@ import msgspec
 from fwk.errors import FwkError
 from fwk.interfaces.executor import Worker
 from fwk_executors._common.answers import digest, failure
-from fwk_executors._common.torch_group import Position, TorchGroup
+from fwk_executors._common.torch_group import Position, TorchGroup, World
 from fwk_executors.processes.messages import (
     Call,
     Called,
@@ -61,9 +61,9 @@ class Child:
             self._folder = Path(start.store).parent
         recipe = start.recipe or (self._placement.recipe if self._placement is not None else None)
         assert recipe is not None
-        position = Position(start.rank, start.size, start.local_rank, start.local_size)
+        position = Position(start.rank, start.size, start.local_rank, start.local_size, start.num_stages)
         try:
-            worker = self._worker = recipe.make(TorchGroup(position, start.store))
+            worker = self._worker = recipe.make(TorchGroup(World(position, start.store)))
             info = worker.load()
         except Exception as error:
             self._send(failure(start.number, error, is_refusal=isinstance(error, FwkError)))
@@ -71,12 +71,12 @@ class Child:
             self._send(Loaded(start.number, info))
             gc.collect()
             gc.freeze()  # what is alive now stays; collections need not look at it again
-            while self._serve(worker, self._jobs.get(), is_first=start.rank == 0):
+            while self._serve(worker, self._jobs.get(), is_first=start.rank == start.size - position.stage_size):
                 pass
         threading.Event().wait()  # of no more use; the leash ends it
 
     def _serve(self, worker: Worker, job: ToRank, *, is_first: bool) -> bool:
-        """Do a job and answer; False when the worker can do no more."""
+        """Do a job and answer; False when the worker can do no more. is_first: of the last stage's ranks."""
         try:
             if isinstance(job, Run):
                 result = worker.execute(job.batch)

@@ -46,19 +46,20 @@ class ProcessesExecutor(Executor):
     """Every rank gets every message; its answers carry the message's number. One thread, the engine's, does it all.
 
     Messages wait in the ranks' processes, so a step is launched while another runs. Every rank samples for itself;
-    a digest of what it chose comes back with each step, and ranks that disagree end the engine.
+    a digest of what it chose comes back with each step, and ranks that disagree end the engine. Of several stages the
+    last one samples, and as many steps are under way.
     """
-
-    depth = 2
 
     def __init__(self, context: ExecutorContext) -> None:
         super().__init__(context)
+        self.depth = max(2, context.pp_size)
+        self._size = context.tp_size * context.pp_size
         self._options: ProcessesOptions = context.options or ProcessesOptions()
-        if self._options.node_rank or context.tp_size % self._options.nnodes:
+        if self._options.node_rank or self._size % self._options.nnodes:
             raise ConfigError(
                 f"--nnodes {self._options.nnodes} --node-rank {self._options.node_rank}: this process has the engine, "
-                f"so it must be node 0, and the nodes must divide --tensor-parallel-size {context.tp_size}; start "
-                "other nodes with fwk serve"
+                f"so it must be node 0, and the nodes must divide the {self._size} ranks; start other nodes with fwk "
+                "serve"
             )
         self._timeout = context.step_timeout
         self._ranks: list[Rank | RemoteRank] = []
@@ -79,7 +80,7 @@ class ProcessesExecutor(Executor):
         return info
 
     def _load(self) -> WorkerInfo:
-        size = self.context.tp_size
+        size = self._size
         num_local = size // self._options.nnodes
         with ExitStack() as until_loaded:
             gathering: Gathering | None = None
@@ -98,13 +99,23 @@ class ProcessesExecutor(Executor):
 
             def start(number: int, rank: int) -> Start:
                 is_here = rank < num_local
-                return Start(number, rank, size, rank % num_local, num_local, store, recipe if is_here else None)
+                return Start(
+                    number,
+                    rank,
+                    size,
+                    self.context.pp_size,
+                    rank % num_local,
+                    num_local,
+                    store,
+                    recipe if is_here else None,
+                )
 
             answers = self._wait(self._send(start), timeout=None)
         infos = [answer.info for answer in answers if isinstance(answer, Loaded)]
-        if any(info.num_blocks != infos[0].num_blocks or info.chosen != infos[0].chosen for info in infos):
+        last = infos[-self.context.tp_size :]  # stages may have layers of other kinds
+        if any(i.num_blocks != infos[0].num_blocks for i in infos) or any(i.chosen != last[0].chosen for i in last):
             raise EngineDead(f"the ranks are set up differently: {infos}")
-        return infos[0]
+        return last[0]
 
     def _add(self, rank: Rank | RemoteRank) -> None:
         self._ranks.append(rank)
@@ -128,9 +139,11 @@ class ProcessesExecutor(Executor):
 
     def collect(self, pending: int) -> StepResult:
         answers = [answer for answer in self._wait(pending, self._timeout) if isinstance(answer, Ran)]
-        for rank, answer in enumerate(answers):
+        first = self._size - self.context.tp_size
+        answers = answers[first:]
+        for rank, answer in enumerate(answers, first):
             if answer.digest != answers[0].digest:
-                raise self._die(f"ranks 0 and {rank} chose different tokens: their computations have come apart")
+                raise self._die(f"ranks {first} and {rank} chose different tokens: their computations have come apart")
         assert answers[0].result is not None
         return answers[0].result
 

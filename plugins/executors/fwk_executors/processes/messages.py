@@ -23,12 +23,14 @@ from fwk_executors._common.torch_group import NetworkStore
 class Start(msgspec.Struct, tag=True, frozen=True):
     """Who you are. Answered by ``Loaded``. ``store``: the file, or the address, where the ranks find each other.
 
-    ``recipe``: of the worker; None on another machine, where the rank has it from its own node.
+    ``recipe``: of the worker; None on another machine, where the rank has it from its own node. ``num_stages``: that
+    the ``size`` ranks share evenly.
     """
 
     number: int
     rank: int
     size: int
+    num_stages: int
     local_rank: int
     local_size: int
     store: str | NetworkStore
@@ -56,7 +58,7 @@ class Loaded(msgspec.Struct, tag=True, frozen=True):
 
 
 class Ran(msgspec.Struct, tag=True, frozen=True):
-    """A step's outcome; the ranks agree on it, so only rank 0 sends more than its digest."""
+    """A step's outcome; the last stage's ranks agree on it, so only the first of them sends more than its digest."""
 
     number: int
     digest: int

@@ -130,11 +130,11 @@ class RemoteRank:
 class Gathering:
     """Waits for the other nodes, and for their ranks, at ``--dist-init-addr``. Nothing listens there afterwards."""
 
-    def __init__(self, options: ProcessesOptions, tp_size: int, common: Mapping[str, str]) -> None:
+    def __init__(self, options: ProcessesOptions, num_ranks: int, common: Mapping[str, str]) -> None:
         """Raises ``ConfigError`` when it cannot listen there, or when there is no secret."""
         assert options.dist_token_file is not None
         self._nnodes = options.nnodes
-        self._per_node = tp_size // options.nnodes
+        self._per_node = num_ranks // options.nnodes
         self._common = common
         self._secret = read_secret(options.dist_token_file)
         self._end = time.monotonic() + options.dist_timeout

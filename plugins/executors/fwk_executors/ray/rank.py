@@ -15,7 +15,7 @@ from fwk.interfaces.executor import Worker, WorkerInfo, WorkerRecipe
 from fwk.types import Batch, StepResult
 from fwk_executors._common.answers import Failed, digest, failure
 from fwk_executors._common.interfaces import find_interface
-from fwk_executors._common.torch_group import NetworkStore, Position, TorchGroup
+from fwk_executors._common.torch_group import NetworkStore, Position, TorchGroup, World
 
 
 class Start(msgspec.Struct, frozen=True):
@@ -84,7 +84,7 @@ class RankActor:
             os.environ.setdefault(name, value)
         self._rank = start.rank
         position = Position(start.rank, start.size, start.local_rank, start.local_size)
-        self._worker = start.recipe.make(TorchGroup(position, start.store))
+        self._worker = start.recipe.make(TorchGroup(World(position, start.store)))
         return self._worker.load()
 
     def execute(self, batch: bytes) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fwk import FeatureSpec, hookimpl
+from fwk import FeatureSpec, Limit, hookimpl
 
 
 @hookimpl
@@ -17,6 +17,7 @@ def features() -> list[FeatureSpec]:
             exclusive=("update_weights",),
             runners=("generate", "pool"),
             changes_kv=False,
+            limits=(Limit("pp_size", (1,), "each stage would read its own weights, and one may refuse them alone"),),
             summary="the weights of another checkpoint while the server runs (POST /update_weights_from_disk)",
         )
     ]

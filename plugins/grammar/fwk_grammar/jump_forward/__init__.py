@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from fwk import FeatureSpec, Options, hookimpl, option
+from fwk import FeatureSpec, Limit, Options, hookimpl, option
 from fwk.interfaces.feature import Wire
 
 
@@ -33,6 +33,7 @@ def features() -> list[FeatureSpec]:
             options=JumpForwardOptions,
             disabled_by=("disable_jump_forward",),
             changes_kv=False,
+            limits=(Limit("pp_size", (1,), "what it drafts is embedded where no grammar is"),),
             runners=("generate", "pool"),
             summary="Text that a grammar leaves no choice about is verified in one step.",
         )

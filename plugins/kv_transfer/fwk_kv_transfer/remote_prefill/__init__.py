@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import msgspec
 from pydantic import model_validator
 
-from fwk import FeatureSpec, Options, hookimpl, option
+from fwk import FeatureSpec, Limit, Options, hookimpl, option
 from fwk.config import Config
 from fwk.config.secrets import read_secret
 from fwk.errors import ConfigError
@@ -289,6 +289,11 @@ def features() -> list[FeatureSpec]:
             enabled_by=("disaggregation_mode",),
             rank=-100,  # last to see a request: what other features make of it decides who computes its prompt
             needs_server=True,
+            limits=(
+                Limit(
+                    "pp_size", (1,), "a server's workers send the K/V of all layers; leave --pipeline-parallel-size out"
+                ),
+            ),
             moves_blocks="K/V go from one server to another (--disaggregation-mode)",
             changes_kv=False,
             uses=(("kv_transfer", "disaggregation_transfer_backend"),),

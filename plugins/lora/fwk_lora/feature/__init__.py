@@ -103,7 +103,10 @@ def features() -> list[FeatureSpec]:
             wire=Wire(request=Adapted, sequence=AdapterPlace),
             options=LoRAOptions,
             enabled_by=("enable_lora",),
-            limits=(Limit("task", ("generate",), "adapters are for models of text"),),
+            limits=(
+                Limit("task", ("generate",), "adapters are for models of text"),
+                Limit("pp_size", (1,), "adapters are for layers of one worker; leave --pipeline-parallel-size out"),
+            ),
             methods=("load_adapter", "unload_adapter"),
             summary="LoRA adapters, of which a step can mix several",
         )

@@ -6,7 +6,17 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from fwk.interfaces.model import Model, ModelContext
-from fwk_layers import HiddenTap, LMHead, RMSNorm, RotaryEmbedding, RotaryRows, SelectTokens, VocabEmbedding, insert
+from fwk_layers import (
+    Border,
+    HiddenTap,
+    LMHead,
+    RMSNorm,
+    RotaryEmbedding,
+    RotaryRows,
+    SelectTokens,
+    VocabEmbedding,
+    insert,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,14 +28,16 @@ class Decoder(Model):
     """Token ids to hidden states to logits. ``root``: what names of its weights begin with, but for ``head_name``."""
 
     prunes_last_layer = True
+    divides_layers = True
     root: str = "model"
     head_name: str = "lm_head"
 
     def __init__(self, context: ModelContext) -> None:
         config = context.config
+        self.border = Border(context)
         self.embedding = VocabEmbedding(context, f"{self.root}.embed_tokens")
         self.rotary = self.make_rotary(context)
-        self.layers = [self.make_layer(context, index) for index in range(config.num_layers)]
+        self.layers = [self.make_layer(context, index) for index in context.layers]
         self.norm = RMSNorm(context, f"{self.root}.norm", config.hidden_size, config.rms_norm_eps)
         tied = self.embedding if config.tie_word_embeddings else None
         self.head = LMHead(context, self.head_name, tied, is_final=True)
@@ -39,12 +51,14 @@ class Decoder(Model):
         """Layer ``index``; ``self.rotary`` is there."""
 
     def forward(self, batch: ForwardBatch) -> Tensor:
-        x = insert(self.embedding(batch.token_ids), batch)
+        x = self.border.enter(batch)
+        if x is None:
+            x = insert(self.embedding(batch.token_ids), batch)
         rows = self.angles(batch)
         residual = None
         for layer in self.layers:
             x, residual = layer(x, residual, rows, batch)
-        return self.norm.add(x, residual)[0]
+        return self.norm.add(x, residual)[0] if self.border.is_last else self.border.leave(x, residual)
 
     def angles(self, batch: ForwardBatch) -> RotaryRows:
         """Those of the batch's tokens, for all layers."""

@@ -32,7 +32,7 @@ class ExpertStack(Stack):
         self.build(
             context,
             embedding=VocabEmbedding(context, "model.embed_tokens"),
-            blocks=[self.block(context, index, rotary) for index in range(config.num_layers)],
+            blocks=[self.block(context, index, rotary) for index in context.layers],
             norm=RMSNorm(context, "model.norm", config.hidden_size, config.rms_norm_eps),
             rotaries=[rotary],
         )

@@ -19,6 +19,7 @@ class HybridStack(Stack):
     """Token ids to hidden states to logits. width: of the convolutions, set before ``recurrent`` is called."""
 
     prunes_last_layer = False  # a state is made of all tokens
+    divides_layers = False
     width: int
     recurrent_rows: RecurrentRows | None = None  # of the step that is computed
 

@@ -10,6 +10,7 @@ import torch
 from fwk.interfaces.model import Model, ModelContext
 from fwk_layers import (
     Attention,
+    Border,
     ColumnParallelLinear,
     HiddenTap,
     LMHead,
@@ -158,6 +159,7 @@ class Stack(Model):
     """Token ids to hidden states to logits; what a model's ``__init__`` puts together with ``build``."""
 
     prunes_last_layer = True
+    divides_layers = True
 
     def build(  # noqa: PLR0913 - what sets decoders apart, each by its name
         self,
@@ -177,11 +179,12 @@ class Stack(Model):
         has_head_bias: bool = False,
     ) -> None:
         """positions: [max_position, hidden_size], learned, row by position; is_tied: the config says unless given."""
+        self.border = Border(context)
         self.embedding, self.blocks, self.norm, self.rotaries = embedding, blocks, norm, rotaries
         self.positions, self.embedding_norm, self.before_head = positions, embedding_norm, before_head
         self.logit_scale, self.soft_cap, self.head_bias = logit_scale, soft_cap, None
         tied = embedding if (context.config.tie_word_embeddings if is_tied is None else is_tied) else None
-        if has_head_bias:
+        if has_head_bias and self.border.is_last:
             bias = context.weights.tensor(f"{head}.bias", (context.config.vocab_size,))
             self.head_bias = bias.to(context.device, context.dtype)
         is_final = logit_scale == 1.0 and soft_cap is None and not has_head_bias
@@ -191,14 +194,16 @@ class Stack(Model):
         return self.embedding(token_ids)
 
     def forward(self, batch: ForwardBatch) -> Tensor:
-        x = self.embedding(batch.token_ids)
-        if self.positions is not None:
-            x = x + self.positions.index_select(0, batch.positions)
-        x = self.embedding_norm(x)
+        x = self.border.enter(batch)
+        if x is None:
+            x = self.embedding(batch.token_ids)
+            if self.positions is not None:
+                x = x + self.positions.index_select(0, batch.positions)
+            x = self.embedding_norm(x)
         rows = {rotary: rotary.rows(batch.positions) for rotary in self.rotaries}
         for block in self.blocks:
             x = block(x, rows, batch)
-        return self.norm(x)
+        return self.norm(x) if self.border.is_last else self.border.leave(x)
 
     def logits(self, hidden: Tensor) -> Tensor:
         logits = self.head(self.before_head(hidden))

@@ -47,7 +47,7 @@ class Baichuan(Stack):
         self.build(
             context,
             embedding=VocabEmbedding(context, "model.embed_tokens"),
-            blocks=[block(index) for index in range(config.num_layers)],
+            blocks=[block(index) for index in context.layers],
             norm=norm("model.norm"),
             rotaries=[] if rotary is None else [rotary],
         )

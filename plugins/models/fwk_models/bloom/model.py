@@ -41,7 +41,7 @@ class Bloom(Stack):
             context,
             embedding=VocabEmbedding(context, f"{root}word_embeddings"),
             embedding_norm=norm("word_embeddings_layernorm"),
-            blocks=[block(index) for index in range(config.num_layers)],
+            blocks=[block(index) for index in context.layers],
             norm=norm("ln_f"),
             is_tied=bool(raw.get("tie_word_embeddings", True)),
         )

@@ -35,7 +35,7 @@ class ChatGLM(Stack):
         self.build(
             context,
             embedding=VocabEmbedding(context, "transformer.embedding.word_embeddings"),
-            blocks=[block(index) for index in range(config.num_layers)],
+            blocks=[block(index) for index in context.layers],
             norm=norm("final_layernorm"),
             rotaries=[rotary],
             head="transformer.output_layer",

@@ -42,7 +42,7 @@ class Cohere(Stack):
         self.build(
             context,
             embedding=VocabEmbedding(context, "model.embed_tokens"),
-            blocks=[block(index) for index in range(config.num_layers)],
+            blocks=[block(index) for index in context.layers],
             norm=LayerNorm(context, "model.norm", config.hidden_size, eps, bias=False),
             is_tied=bool(raw.get("tie_word_embeddings", True)),
             rotaries=[rotary],

@@ -26,7 +26,7 @@ class Falcon(Stack):
         self.build(
             context,
             embedding=VocabEmbedding(context, "transformer.word_embeddings"),
-            blocks=[self.block(context, index) for index in range(config.num_layers)],
+            blocks=[self.block(context, index) for index in context.layers],
             norm=norm(context, "transformer.ln_f"),
             is_tied=bool(raw.get("tie_word_embeddings", True)),
             rotaries=[] if self.rotary is None else [self.rotary],

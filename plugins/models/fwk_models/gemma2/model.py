@@ -20,7 +20,7 @@ class Gemma(Stack):
         config = context.config
         embedding = VocabEmbedding(context, "model.embed_tokens", scale=config.hidden_size**0.5)
         self.rotary = RotaryEmbedding(context)
-        blocks = [self.block(context, index) for index in range(config.num_layers)]
+        blocks = [self.block(context, index) for index in context.layers]
         self.build(
             context,
             embedding=embedding,

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from fwk.errors import ModelLoadError
 from fwk.interfaces.model import Model, ModelContext
 from fwk_layers import (
+    Border,
     GatedMLP,
     HiddenTap,
     LMHead,
@@ -35,6 +36,7 @@ class Gemma3(Model):
     """Token ids to hidden states to logits. ``root``: what names of its weights begin with, but for ``head_name``."""
 
     prunes_last_layer = True
+    divides_layers = True
     root: str = "model"
     head_name: str = "lm_head"
 
@@ -42,22 +44,25 @@ class Gemma3(Model):
         config, raw = context.config, context.config.raw
         if raw.get("use_bidirectional_attention"):
             raise ModelLoadError("this Gemma 3 attends in both directions: it embeds text and generates none")
+        self.border = Border(context)
         self.embedding = VocabEmbedding(context, f"{self.root}.embed_tokens", scale=config.hidden_size**0.5)
         kinds = sorted({config.layer_type(index) for index in range(config.num_layers)})
         self.rotary = {kind: RotaryEmbedding(context, rope=config.rope_of(kind)) for kind in kinds}
-        self.layers = [Gemma3Layer(context, self.rotary, index, self.root) for index in range(config.num_layers)]
+        self.layers = [Gemma3Layer(context, self.rotary, index, self.root) for index in context.layers]
         self.norm = OffsetRMSNorm(context, f"{self.root}.norm", config.hidden_size, config.rms_norm_eps)
         self.soft_cap: float | None = raw.get("final_logit_softcapping")
         tied = self.embedding if raw.get("tie_word_embeddings", True) else None
         self.head = LMHead(context, self.head_name, tied, is_final=self.soft_cap is None)
 
     def forward(self, batch: ForwardBatch) -> Tensor:
-        x = insert(self.embedding(batch.token_ids), batch)
+        x = self.border.enter(batch)
+        if x is None:
+            x = insert(self.embedding(batch.token_ids), batch)
         rows = {kind: rotary.rows(batch.positions) for kind, rotary in self.rotary.items()}
         residual = None
         for layer in self.layers:
             x, residual = layer(x, residual, rows[layer.kind], batch)
-        return self.norm.add(x, residual)[0]
+        return self.norm.add(x, residual)[0] if self.border.is_last else self.border.leave(x, residual)
 
     def embed(self, token_ids: Tensor) -> Tensor:
         return self.embedding(token_ids)

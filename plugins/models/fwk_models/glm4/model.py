@@ -41,5 +41,5 @@ class Glm4(Stack):
                 after = (norm(f"{prefix}.post_self_attn_layernorm"), norm(f"{prefix}.post_mlp_layernorm"))
             return Block(context, index, attention, mlp, before=before, after=after)
 
-        blocks = [block(index) for index in range(config.num_layers)]
+        blocks = [block(index) for index in context.layers]
         self.build(context, embedding=embedding, blocks=blocks, norm=norm("model.norm"), rotaries=[rotary])

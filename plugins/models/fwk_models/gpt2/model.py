@@ -48,7 +48,7 @@ class GPT2(Stack):
         self.build(
             context,
             embedding=VocabEmbedding(context, f"{root}wte"),
-            blocks=[block(index) for index in range(config.num_layers)],
+            blocks=[block(index) for index in context.layers],
             norm=norm(f"{root}ln_f"),
             is_tied=bool(raw.get("tie_word_embeddings", True)),
             positions=positions,

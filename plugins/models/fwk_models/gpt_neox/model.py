@@ -44,7 +44,7 @@ class GPTNeoX(Stack):
         self.build(
             context,
             embedding=VocabEmbedding(context, "gpt_neox.embed_in"),
-            blocks=[block(index) for index in range(config.num_layers)],
+            blocks=[block(index) for index in context.layers],
             norm=norm("gpt_neox.final_layer_norm"),
             head="embed_out",
             rotaries=[rotary],

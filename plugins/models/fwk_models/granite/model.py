@@ -53,7 +53,7 @@ class Scaled(Stack):
         self.build(
             context,
             embedding=VocabEmbedding(context, "model.embed_tokens", scale=factors.embedding),
-            blocks=[block(index) for index in range(config.num_layers)],
+            blocks=[block(index) for index in context.layers],
             norm=norm("model.norm"),
             rotaries=[rotary],
             logit_scale=factors.logits,

@@ -69,7 +69,7 @@ class InternLM(Stack):
         self.build(
             context,
             embedding=VocabEmbedding(context, names.embedding),
-            blocks=[block(index) for index in range(config.num_layers)],
+            blocks=[block(index) for index in context.layers],
             norm=norm("model.norm"),
             rotaries=[rotary],
             head=names.head,

@@ -48,7 +48,7 @@ class Llama4(Stack):
         self.build(
             context,
             embedding=VocabEmbedding(context, f"{root}model.embed_tokens"),
-            blocks=[block(index) for index in range(config.num_layers)],
+            blocks=[block(index) for index in context.layers],
             norm=norm("norm"),
             rotaries=[rotary],
             head=f"{root}lm_head",

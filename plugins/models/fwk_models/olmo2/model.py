@@ -43,6 +43,6 @@ class Olmo2(Stack):
             mlp = GatedMLP(context, f"{prefix}.mlp")
             return Block(context, index, attention, mlp, before=(unchanged, unchanged), after=after)
 
-        blocks = [block(index) for index in range(config.num_layers)]
+        blocks = [block(index) for index in context.layers]
         turning = list(rotaries.values())
         self.build(context, embedding=embedding, blocks=blocks, norm=norm("model.norm"), rotaries=turning)

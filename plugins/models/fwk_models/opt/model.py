@@ -50,7 +50,7 @@ class OPT(Stack):
         self.build(
             context,
             embedding=VocabEmbedding(context, f"{root}embed_tokens"),
-            blocks=[block(index) for index in range(config.num_layers)],
+            blocks=[block(index) for index in context.layers],
             norm=norm("final_layer_norm"),
             is_tied=bool(raw.get("tie_word_embeddings", True)),
             positions=positions.to(context.device, context.dtype),

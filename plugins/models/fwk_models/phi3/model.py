@@ -39,5 +39,5 @@ class Phi3(Stack):
             before = (norm(f"{prefix}.input_layernorm"), norm(f"{prefix}.post_attention_layernorm"))
             return Block(context, index, attention, mlp, before=before)
 
-        blocks = [block(index) for index in range(config.num_layers)]
+        blocks = [block(index) for index in context.layers]
         self.build(context, embedding=embedding, blocks=blocks, norm=norm("model.norm"), rotaries=[rotary])

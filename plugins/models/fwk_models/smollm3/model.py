@@ -43,7 +43,7 @@ class SmolLM3(Stack):
         self.build(
             context,
             embedding=VocabEmbedding(context, "model.embed_tokens"),
-            blocks=[block(index) for index in range(config.num_layers)],
+            blocks=[block(index) for index in context.layers],
             norm=norm("model.norm"),
             is_tied=bool(raw.get("tie_word_embeddings", True)),
             rotaries=[rotary],

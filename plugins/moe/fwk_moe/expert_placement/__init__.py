@@ -114,6 +114,12 @@ class ExpertPlacementSpec(FeatureSpec):
         if placing and size == 1:
             option = "--" + placing[0].replace("_", "-")
             return f"{option}: spreads experts over groups of ranks, and there is one: set --expert-parallel-size"
+        if options.is_placed and engine.pipeline_parallel_size > 1:
+            placed = next(name for name in ("enable_eplb", *placing) if name in placing)
+            return (
+                f"--{placed.replace('_', '-')}: experts are placed in all layers at once; leave "
+                f"--pipeline-parallel-size {engine.pipeline_parallel_size} out, or that"
+            )
         is_dynamic = options.ep_dispatch_algorithm == "dynamic"
         if is_dynamic and not options.ep_num_redundant_experts:
             return "--ep-dispatch-algorithm: chooses between replicas: add --ep-num-redundant-experts"

@@ -168,6 +168,11 @@ class MediaSpec(FeatureSpec):
                 f"with --chunked-prefill-size {span} or more, and --max-prefill-tokens "
                 f"{span + engine.max_running_requests} or more (those, and one for each of --max-running-requests)"
             )
+        if run.media and engine.pipeline_parallel_size > 1:
+            raise ConfigError(
+                f"{run.model} takes {' and '.join(sorted(run.media))}, which the worker that has all layers encodes: "
+                "leave --pipeline-parallel-size out, or serve text alone with --enable-multimodal false"
+            )
         if run.media and not run.is_local:
             raise ConfigError(
                 f"{run.model} takes {' and '.join(sorted(run.media))}, which workers read from files, and executor "
