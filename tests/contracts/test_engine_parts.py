@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from tests.helpers.interpreted import interpreted
+from tests.helpers.lmcache_server import LMCacheImitation
 from tests.helpers.ray_cluster import local_ray, needs_ray
 from tests.helpers.redis_server import RedisServer
 from tests.helpers.transports import missing
@@ -213,6 +214,31 @@ class TestRedis(CacheTierSuite):
 
     def selected(self, item: Any) -> dict[str, Any]:
         return {**super().selected(item), **self.tier_options()}
+
+
+class TestLMCache(CacheTierSuite):
+    """With a server that imitates LMCache's; the real one is in tests/clients/test_lmcache.py."""
+
+    plugin = "lmcache"
+
+    @pytest.fixture(autouse=True)
+    def place(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        server = LMCacheImitation()
+        monkeypatch.setenv("TEST_LMCACHE_URL", server.url)  # for the suite in a process of its own, too
+        yield
+        server.close()
+
+    def tier_options(self) -> dict[str, object]:
+        return {"hicache_lmcache_url": os.environ["TEST_LMCACHE_URL"]}
+
+    def selected(self, item: Any) -> dict[str, Any]:
+        return {**super().selected(item), **self.tier_options()}
+
+
+class TestHierarchicalWithLMCache(PrefixCacheSuite):
+    """``--enable-lmcache``; no server is there."""
+
+    plugin = "lmcache"
 
 
 class TestInProcess(ExecutorSuite):

@@ -81,6 +81,8 @@ def test_every_command_of_a_guide_exists(page: Path) -> None:
                         assert isinstance(json.loads(value), dict)
             elif words[0] in ("pip", ".venv/bin/pip"):
                 assert words[1] in ("install", "download", "wheel")
+            elif "/bin/" in words[0]:  # of an environment that the page has made
+                assert f"-m venv {words[0].partition('/bin/')[0]}" in page.read_text(), words
             else:
                 assert words[0] in ("python3", "podman", "uv", "pipx", "mkdir", "etcd", "ray", "apt-get") or words[
                     0

@@ -147,7 +147,7 @@ def test_it_comes_back(redis: RedisServer, open_tier: Open, monkeypatch: pytest.
     one.put(key(1), data(1))
     settle(one)
     assert one.trouble is not None
-    assert "redis at 127.0.0.1" in one.trouble
+    assert f"redis at {redis.path}" in one.trouble
     redis.start()
     assert not gets(one, 1), "what came meanwhile is lost"
     fill(one, 3)

@@ -39,5 +39,14 @@ def prefix_caches() -> list[PrefixCacheSpec]:
             tiers=("host",),
             rank=-10,  # only when asked for: it takes as much host memory again
             summary="radix, with evicted blocks kept in host memory and, if asked for, in files.",
-        )
+        ),
+        PrefixCacheSpec(
+            name="lmcache",
+            load="fwk_cache.hierarchical.cache:HierarchicalCache",
+            switches=("enable-lmcache",),
+            options=HierarchicalOptions,
+            tiers=("host", "lmcache"),
+            rank=-20,
+            summary="hierarchical, with an LMCache server (--hicache-lmcache-url) after host memory.",
+        ),
     ]

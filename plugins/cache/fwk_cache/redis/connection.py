@@ -3,28 +3,15 @@
 from __future__ import annotations
 
 import socket
-import ssl
-import time
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from fwk.errors import ConfigError
+from fwk_cache._common.timed_socket import Refused, TimedSocket, WrongReply, WrongSize, tcp, tls, unix
 
 DEFAULT_PORT = 6379
 MAX_LINE = 512
 """Bytes of a reply's first line, and of an error's text."""
-
-
-class Refused(OSError):
-    """The server answered with an error."""
-
-
-class WrongReply(OSError):
-    """What came is no reply that the command has; nothing else that comes can be trusted."""
-
-
-class WrongSize(WrongReply):
-    """The entry that was asked for has another size; nothing of it was read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +54,7 @@ class Connection:
 
     def __init__(self, address: Address, user: str | None, password: str | None, timeout: float) -> None:
         """Connect, and say who it is. Raises ``OSError``."""
-        self._timeout = timeout
-        self._begin()
-        self._socket = self._connect(address)
+        self._socket = TimedSocket(lambda left: _connect(address, left), timeout)
         self._buffer = b""
         try:
             if password is not None:
@@ -108,32 +93,12 @@ class Connection:
             raise WrongReply("an entry without an end")
         return True
 
-    def _connect(self, address: Address) -> socket.socket:
-        if address.path:
-            plain = socket.socket(socket.AF_UNIX)
-            plain.settimeout(self._left())
-            try:
-                plain.connect(address.path)
-            except OSError:
-                plain.close()
-                raise
-            return plain
-        plain = socket.create_connection((address.host, address.port), self._left())
-        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if not address.is_tls:
-            return plain
-        plain.settimeout(self._left())
-        return ssl.create_default_context().wrap_socket(plain, server_hostname=address.host)
-
     def _send(self, words: tuple[bytes | memoryview, ...]) -> None:
-        self._begin()
+        self._socket.begin()
         parts: list[bytes | memoryview] = [b"*%d\r\n" % len(words)]
         for word in words:
             parts += [b"$%d\r\n" % len(word), word, b"\r\n"]
-        data = memoryview(b"".join(parts))
-        while data:
-            self._socket.settimeout(self._left())
-            data = data[self._socket.send(data) :]
+        self._socket.send(parts)
 
     def _reply(self) -> int | bytes | None:
         line = self._line()
@@ -152,34 +117,20 @@ class Connection:
         while b"\r\n" not in self._buffer:
             if len(self._buffer) > MAX_LINE:
                 raise WrongReply("a line without an end")
-            self._socket.settimeout(self._left())
-            got = self._socket.recv(MAX_LINE)
-            if not got:
-                raise ConnectionResetError("the server has closed the connection")
-            self._buffer += got
+            self._buffer += self._socket.receive(MAX_LINE)
         line, _, self._buffer = self._buffer.partition(b"\r\n")
         return line
 
     def _fill(self, into: memoryview) -> None:
         count = min(len(into), len(self._buffer))
         into[:count], self._buffer = self._buffer[:count], self._buffer[count:]
-        into = into[count:]
-        while into:
-            self._socket.settimeout(self._left())
-            got = self._socket.recv_into(into)
-            if not got:
-                raise ConnectionResetError("the server has closed the connection")
-            into = into[got:]
+        self._socket.fill(into[count:])
 
-    def _begin(self) -> None:
-        self._deadline = time.monotonic() + self._timeout
 
-    def _left(self) -> float:
-        """Seconds until the deadline of all of a command, not of each of its packets."""
-        left = self._deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError(f"no answer within {self._timeout:g} s")
-        return left
+def _connect(address: Address, timeout: float) -> socket.socket:
+    if address.path:
+        return unix(address.path, timeout)
+    return (tls if address.is_tls else tcp)(address.host, address.port, timeout)
 
 
 def _number(text: bytes) -> int:
