@@ -24,6 +24,8 @@ MESSAGES = [{"role": "user", "content": "Hi"}]
 GOOD: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": MESSAGES, "max_tokens": 1},
     "/v1/completions": {"prompt": "Hi", "max_tokens": 1},
+    "/v1/chat/completions/render": {"messages": MESSAGES, "max_tokens": 1},
+    "/v1/completions/render": {"prompt": "Hi", "max_tokens": 1},
     "/v1/embeddings": {"input": "Hi"},
     "/v1/batches": {"input_file_id": "x", "endpoint": "/v1/completions", "completion_window": "24h"},
     "/tokenize": {"prompt": "Hi"},

@@ -36,6 +36,8 @@ SMALLEST: dict[str, dict[str, Any]] = {
     "/tokenize": {"prompt": "x"},
     "/v1/chat/completions": {"messages": MESSAGES},
     "/v1/completions": {"prompt": "x"},
+    "/v1/chat/completions/render": {"messages": MESSAGES},
+    "/v1/completions/render": {"prompt": "x"},
     "/v1/embeddings": TEXT,
     "/v1/messages": {"messages": MESSAGES, "max_tokens": 2},
     "/v1/messages/count_tokens": {"messages": MESSAGES},

@@ -140,6 +140,7 @@ def of_both(vocab: int) -> Wrong:
         ({"detokenize": False}, "detokenize"),
         ({"cache_prompt": False}, "cache_prompt"),
         ({"kv_transfer_params": {"a": 1}}, "kv_transfer_params"),
+        ({"bootstrap_room": 1}, "bootstrap_room"),
     ]
 
 

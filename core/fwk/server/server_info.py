@@ -18,7 +18,9 @@ def describe(config: Config, plugins: PluginSet, keys: Keys) -> dict[str, Any]:
     held = {"has_api_key": bool(keys.for_users), "has_admin_api_key": bool(server.admin_api_key)}
     return {
         "version": __version__,
-        "model": without_secrets(type(config.model), config.model.model_dump()),
+        "model_path": config.model.model,
+        "served_model_name": (config.model.served_model_name or (config.model.model,))[0],
+        "model_options": without_secrets(type(config.model), config.model.model_dump()),
         "engine": without_secrets(type(config.engine), config.engine.model_dump()),
         "server": without_secrets(type(server), server.model_dump()) | held,
         "plugin_options": {

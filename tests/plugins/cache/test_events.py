@@ -40,7 +40,8 @@ class Router:
             topic, number, payload = self.socket.recv_multipart()
             assert topic == b"kv@engine"
             self.numbers.append(int.from_bytes(number, "big"))
-            _, [(kind, hashes, *rest)] = msgspec.msgpack.decode(payload)
+            _, [event] = msgspec.msgpack.decode(payload)
+            kind, hashes, *rest = self.read(event)
             if kind == "BlockRemoved":
                 for block in hashes:
                     del self.known[block]
@@ -54,6 +55,10 @@ class Router:
                 self.known[block] = (parent, tokens[i * SIZE : (i + 1) * SIZE])
                 parent = block
 
+    def read(self, event: Any) -> list[Any]:
+        """The fields of an array."""
+        return event
+
     def paths(self) -> set[tuple[int, ...]]:
         def tokens(block: int | None) -> tuple[int, ...]:
             if block is None:
@@ -64,12 +69,21 @@ class Router:
         return {tokens(block) for block in self.known}
 
 
+class MapRouter(Router):
+    """As vLLM's router reads events: by name, of which these must be there."""
+
+    def read(self, event: dict[str, Any]) -> list[Any]:
+        fields = {"BlockStored": ["parent_block_hash", "token_ids", "block_size", "lora_id"], "BlockRemoved": []}
+        assert event["medium"] is None
+        return [event[name] for name in ("type", "block_hashes", *fields[event["type"]])]
+
+
 def config(folder: Path, **fields: Any) -> str:
     return json.dumps({"endpoint": f"ipc://{folder}/events", "topic": "kv@engine", **fields})
 
 
-def make(folder: Path) -> RadixPrefixCache:
-    return RadixPrefixCache(CacheContext(SIZE, EvictionOptions(kv_events_config=config(folder))))
+def make(folder: Path, **fields: Any) -> RadixPrefixCache:
+    return RadixPrefixCache(CacheContext(SIZE, EvictionOptions(kv_events_config=config(folder, **fields))))
 
 
 def add(cache: RadixPrefixCache, tokens: list[int], first_block: int, namespace: str = "") -> None:
@@ -80,9 +94,9 @@ def add(cache: RadixPrefixCache, tokens: list[int], first_block: int, namespace:
     cache.unlock(node)
 
 
-@pytest.fixture
-def router(tmp_path: Path) -> Iterator[Router]:
-    router = Router(f"ipc://{tmp_path}/events")
+@pytest.fixture(params=["array", "map"])
+def router(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Router]:
+    router = {"array": Router, "map": MapRouter}[request.param](f"ipc://{tmp_path}/events")
     yield router
     router.socket.close(0)
     router.context.term()
@@ -104,7 +118,7 @@ def joined(cache: RadixPrefixCache, router: Router) -> None:
 
 
 def test_a_router_knows_what_is_cached(tmp_path: Path, router: Router) -> None:
-    cache = make(tmp_path)
+    cache = make(tmp_path, **({"format": "map"} if isinstance(router, MapRouter) else {}))
     joined(cache, router)
     add(cache, [1, 2, 3, 4], 0)
     add(cache, [1, 2, 5, 6, 7, 8], 10)
@@ -137,7 +151,14 @@ def test_an_endpoint_is_one_engines(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    ["zmq", '{"endpoint": "http://x"}', '{"replay_endpoint": "tcp://*:1"}', '{"publisher": "null"}', '{"hwm": 0}'],
+    [
+        "zmq",
+        '{"endpoint": "http://x"}',
+        '{"replay_endpoint": "tcp://*:1"}',
+        '{"publisher": "null"}',
+        '{"hwm": 0}',
+        '{"format": "json"}',
+    ],
 )
 def test_what_is_not_published_is_refused(wrong: str) -> None:
     with pytest.raises(ValidationError):

@@ -51,6 +51,20 @@ async def test_messages_are_tokenized_as_chat_would(api, frontend):
     assert without["count"] < reply["count"]
 
 
+async def test_requests_are_rendered_to_what_would_be_computed(api, frontend):
+    """For routers: ids alone, and nothing is generated."""
+    chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3, "tools": [], "cache_salt": "mine"}
+    await api.chat(**chat)
+    reply = (await api.post("/v1/chat/completions/render", chat | {"model": "tiny"})).json()
+    assert reply["token_ids"] == frontend.items[0].prompt_token_ids
+    assert (reply["model"], reply["cache_salt"], reply["features"]) == ("tiny", "mine", None)
+    rendered = (await api.post("/v1/completions/render", {"prompt": ["H", "HI"]})).json()
+    assert [one["token_ids"] for one in rendered] == [[256, 72], [256, 72, 73]]
+    assert len(frontend.items) == 1
+    wrong = await api.post("/v1/chat/completions/render", {"messages": [{"role": "king", "content": "Hi"}]})
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "messages[0].role")
+
+
 async def test_wrong_token_requests(api):
     for path, body, param in (
         ("/tokenize", {"prompt": 5}, "prompt"),

@@ -2,7 +2,8 @@
 
 A message has three parts: the topic, a sequence number (8 bytes, big-endian) and a batch in msgpack:
 ``[time, [event, ...]]``. Events are arrays with their name first, as ``["BlockStored", hashes, parent_hash, token_ids,
-block_size, lora_id]`` and ``["BlockRemoved", hashes]``.
+block_size, lora_id]`` and ``["BlockRemoved", hashes]``. With the format ``map`` they have their fields by name, and their
+own name as ``type``, which is what vLLM's router reads; the batch stays an array.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class EventsConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     endpoint: str = "tcp://127.0.0.1:5557"
     topic: str = ""
     hwm: int = 100_000
+    format: Literal["array", "map"] = "array"
     enable_kv_cache_events: bool = True
 
 
@@ -48,6 +50,25 @@ class BlockRemoved(msgspec.Struct, array_like=True, tag=True, frozen=True):
     """Blocks that are gone."""
 
     block_hashes: list[int]
+
+
+class StoredMap(msgspec.Struct, tag="BlockStored", frozen=True):
+    """The same as a map."""
+
+    block_hashes: list[int]
+    parent_block_hash: int | None
+    token_ids: list[int]
+    block_size: int
+    lora_id: int | None = None
+    medium: str | None = None
+    lora_name: str | None = None
+
+
+class RemovedMap(msgspec.Struct, tag="BlockRemoved", frozen=True):
+    """The same as a map."""
+
+    block_hashes: list[int]
+    medium: str | None = None
 
 
 def read_config(text: str) -> EventsConfig:
@@ -74,6 +95,8 @@ class EventPublisher:
 
     def __init__(self, config: EventsConfig) -> None:
         self._topic = config.topic.encode()
+        is_map = config.format == "map"
+        self._stored, self._removed = (StoredMap, RemovedMap) if is_map else (BlockStored, BlockRemoved)
         self._numbers = itertools.count()
         self._encode = msgspec.msgpack.Encoder().encode
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -90,11 +113,11 @@ class EventPublisher:
 
     def stored(self, hashes: list[int], parent: int | None, token_ids: Sequence[int], block_size: int) -> None:
         """Blocks have come that follow one another."""
-        self._send(BlockStored(hashes, parent, [token & UNSIGNED for token in token_ids], block_size))
+        self._send(self._stored(hashes, parent, [token & UNSIGNED for token in token_ids], block_size))
 
     def removed(self, hashes: list[int]) -> None:
         """Blocks have gone."""
-        self._send(BlockRemoved(hashes))
+        self._send(self._removed(hashes))
 
     def close(self) -> None:
         """Nothing more is sent."""

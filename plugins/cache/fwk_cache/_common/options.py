@@ -20,7 +20,8 @@ class EvictionOptions(Options):
     kv_events_config: str | None = option(
         None,
         "Tell routers which blocks the cache holds, by vLLM's K/V events over ZeroMQ: a JSON object of endpoint "
-        "(tcp://127.0.0.1:5557), topic and hwm. Whoever reaches the endpoint can read the prompts.",
+        "(tcp://127.0.0.1:5557), topic, hwm and format: array, as SGLang has them, or map, for vLLM's router. Whoever "
+        "reaches the endpoint can read the prompts.",
         stability="beta",
     )
 

@@ -58,6 +58,16 @@ class ChatBody(Reply):
     usage: UsageBody
 
 
+class RenderedBody(Reply):
+    """What a request's prompt is, in token ids."""
+
+    request_id: str
+    token_ids: list[int]
+    features: None
+    cache_salt: str | None
+    model: str | None
+
+
 class CompletionChoice(Reply):
     """One continuation."""
 

@@ -56,6 +56,7 @@ from fwk_server.openai.bodies import (
     ErrorBody,
     ModelBody,
     ModelsBody,
+    RenderedBody,
     TokenizeBody,
     VersionBody,
 )
@@ -99,6 +100,8 @@ class OpenAIDialect(Dialect):
     requests = {
         "/v1/chat/completions": ChatRequest,
         "/v1/completions": CompletionRequest,
+        "/v1/chat/completions/render": ChatRequest,
+        "/v1/completions/render": CompletionRequest,
         "/v1/embeddings": EmbeddingRequest,
         "/tokenize": TokenizeRequest,
         "/detokenize": DetokenizeRequest,
@@ -133,6 +136,8 @@ class OpenAIDialect(Dialect):
         self._post(app, "/v1/chat/completions", self.create_chat_completion, ChatBody)
         self._post(app, "/v1/completions", self.create_completion, CompletionBody)
         self._post(app, "/v1/embeddings", self.create_embedding, EmbeddingsBody)
+        self._post(app, "/v1/chat/completions/render", self.render_chat, RenderedBody, can_stream=False)
+        self._post(app, "/v1/completions/render", self.render_completion, list[RenderedBody], can_stream=False)
         self._post(app, "/tokenize", self.tokenize, TokenizeBody)
         self._post(app, "/detokenize", self.detokenize, DetokenizeBody)
         self._get(app, "/version", self.version, VersionBody)
@@ -180,7 +185,8 @@ class OpenAIDialect(Dialect):
         responses = documented(reply, ErrorBody, works=False)
         app.add_api_route(path, endpoint, methods=["GET"], response_model=None, responses=responses)
 
-    def _post(self, app: FastAPI, path: str, endpoint: Endpoint, reply_model: type[Reply]) -> None:
+    def _post(self, app: FastAPI, path: str, endpoint: Endpoint, reply_model: Any, *, can_stream: bool = True) -> None:
+        can_stream = can_stream and "stream" in self.requests[path].model_fields
         app.add_api_route(
             path,
             closed_on_disconnect(endpoint),
@@ -188,9 +194,7 @@ class OpenAIDialect(Dialect):
             response_model=None,
             name=endpoint.__name__,
             description=endpoint.__doc__,
-            responses=documented(
-                reply_model, ErrorBody, stream=EVENTS if "stream" in self.requests[path].model_fields else ""
-            ),
+            responses=documented(reply_model, ErrorBody, stream=EVENTS if can_stream else ""),
             openapi_extra={"requestBody": json_body(self.requests[path])},
         )
 
@@ -217,6 +221,14 @@ class OpenAIDialect(Dialect):
         call = await self._read(request, embeddings.prepare)
         embeddings.check(call, self._frontend)
         return await reply(request, embeddings.embed(call, self._frontend))
+
+    async def render_chat(self, request: Request) -> Response:
+        """The prompt of a chat completion as token ids, and nothing computed: for routers that know what is cached."""
+        return json_response(await self._read(request, tokens.render_chat))
+
+    async def render_completion(self, request: Request) -> Response:
+        """The prompts of a completion as token ids, and nothing computed."""
+        return json_response(await self._read(request, tokens.render_completion))
 
     async def tokenize(self, request: Request) -> Response:
         """Turn a prompt or messages into token ids."""

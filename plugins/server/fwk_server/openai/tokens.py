@@ -1,15 +1,18 @@
-"""``POST /tokenize`` and ``POST /detokenize``, in vLLM's shapes."""
+"""``POST /tokenize``, ``POST /detokenize`` and what a request's prompt is, in vLLM's shapes."""
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping
 from typing import Any
 
 from fwk.errors import InvalidRequest
-from fwk.interfaces.dialect import Frontend
+from fwk.interfaces.dialect import Frontend, GenerateInput
 from fwk.types.sampling import check_token_ids
+from fwk_server._common import completion
 from fwk_server._common.body import validate
 from fwk_server._common.caller import Caller
+from fwk_server._common.chat import call as chat_call
 from fwk_server._common.chat.media import MediaParts
 from fwk_server._common.chat.messages import chat_ids, read_messages
 from fwk_server._common.chat.models import MAX_DETOKENIZED, DetokenizeRequest, TokenizeRequest
@@ -17,6 +20,7 @@ from fwk_server._common.chat.other_names import refuse_unsupported
 from fwk_server._common.chat.served import adapter_of
 from fwk_server._common.chat.tools import read_tools, with_tools
 from fwk_server._common.logprobs import TokenTexts
+from fwk_server.openai.stored import metadata_of
 
 
 def tokenize(raw: Mapping[str, Any], frontend: Frontend, caller: Caller, *, tokens: TokenTexts) -> dict[str, Any]:
@@ -47,3 +51,26 @@ def detokenize(raw: Mapping[str, Any], frontend: Frontend, caller: Caller) -> di
     check_token_ids(body.tokens, frontend.card.vocab_size, "tokens", MAX_DETOKENIZED)
     text = frontend.text.decode(body.tokens, skip_special_tokens=False)
     return {"prompt": text, "content": text}  # vLLM's name and llama.cpp's
+
+
+def render_chat(raw: Mapping[str, Any], frontend: Frontend, caller: Caller) -> dict[str, Any]:
+    """The ids that a chat completion would be computed of: routers look them up among the K/V events."""
+    call = chat_call.read(raw, frontend, caller)
+    if call.body.store:
+        metadata_of(call)  # which refuses what would be refused
+    return _rendered(call.item, raw)
+
+
+def render_completion(raw: Mapping[str, Any], frontend: Frontend, caller: Caller) -> list[dict[str, Any]]:
+    """The same of each prompt of a completion."""
+    return [_rendered(item, raw) for item in completion.read(raw, frontend, caller).items]
+
+
+def _rendered(item: GenerateInput, raw: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "request_id": item.label or uuid.uuid4().hex,
+        "token_ids": item.prompt_token_ids,
+        "features": None,
+        "cache_salt": item.cache_salt or None,
+        "model": raw.get("model"),
+    }

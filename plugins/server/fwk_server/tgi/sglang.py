@@ -18,7 +18,7 @@ from fwk_server._common import completion
 from fwk_server._common.body import validate, want
 from fwk_server._common.caller import Caller
 from fwk_server._common.chat.models import IDS, MAX_PROMPTS, STRING, CompletionRequest, array
-from fwk_server._common.chat.other_names import in_our_names, refuse_unknown
+from fwk_server._common.chat.other_names import ROUTED_PREFILL, in_our_names, refuse_unknown
 from fwk_server._common.chat.outputs import Choice, Usage, run
 from fwk_server._common.chat.served import check_named
 from fwk_server._common.fields import CONTEXT, RequestFields, ranged
@@ -43,6 +43,7 @@ _FINE: dict[str, tuple[Any, ...]] = {
     "return_bytes": (False,),
     "background": (False,),
     "return_routed_experts": (False,),
+    "return_entropy": (False,),
     "modalities": ([], ["text"]),
 }
 
@@ -136,7 +137,9 @@ def _refuse(raw: Mapping[str, Any]) -> None:
             continue
         if fine is None:
             in_our_names({name: raw[name]})  # has a sentence on what others document
-        if name not in ("priority", "bootstrap_host", "bootstrap_port", "bootstrap_room", "session_params"):
+        if name.startswith("bootstrap_"):
+            raise InvalidRequest(f"{name} is not supported: {ROUTED_PREFILL}", name)
+        if name not in ("priority", "session_params"):
             raise InvalidRequest(f"{name} is not supported by this server", name)
 
 

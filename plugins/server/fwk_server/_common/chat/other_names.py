@@ -59,15 +59,16 @@ _HINTS = frozenset(
         "stream_interval",
         "extra_key",
         "priority",
-        "bootstrap_host",
-        "bootstrap_port",
-        "bootstrap_room",
         "session_params",
         "conversation_id",
     }
 )
 """Documented fields that say nothing about the output's text, or that other code of ours reads."""
 
+ROUTED_PREFILL = (
+    "decode servers find prefill servers themselves here (--disaggregation-registry): "
+    "give a router the decode servers as its workers, without its own mode for prefill and decode"
+)
 _CANNOT = "this server's engine cannot do that"
 _ZOO = "it needs a logits processor that is installed and switched on"
 # With the value that asks for nothing, besides null, false, "", [] and {}.
@@ -141,7 +142,10 @@ _NOT_DONE = {
     "return_prompt_text": "return_prompt_text is not supported; echo is",
     "thinking_token_budget": "thinking can be limited in chat completions, by the logits processor thinking_budget",
     "lora_path": "LoRA adapters are for chat completions and completions",
-    "kv_transfer_params": "this server does not transfer KV",
+    "kv_transfer_params": ROUTED_PREFILL,
+    "bootstrap_host": ROUTED_PREFILL,
+    "bootstrap_port": ROUTED_PREFILL,
+    "bootstrap_room": ROUTED_PREFILL,
     "vllm_xargs": "vllm_xargs is not supported: logits processors declare their own fields",
     "custom_params": "custom_params is not supported: logits processors declare their own fields",
     "custom_logit_processor": "code in a request is never run",
