@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from tests.helpers.ray_cluster import needs_ray
 
 from fwk_kit.testing import EnginePoolSuite, LoadBalancerSuite, ObserverSuite
 
@@ -13,6 +14,14 @@ from fwk_kit.testing import EnginePoolSuite, LoadBalancerSuite, ObserverSuite
 class TestReplicas(EnginePoolSuite):
     plugin = "replicas"
     options = {"data_parallel_size": 3}
+
+
+@needs_ray
+class TestRayEngines(EnginePoolSuite):
+    """Over scripted engines; on a cluster: tests/plugins/pools/test_ray.py."""
+
+    plugin = "ray"
+    options = {"data_parallel_backend": "ray"}
 
 
 class TestOnDemand(EnginePoolSuite):

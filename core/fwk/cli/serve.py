@@ -25,7 +25,7 @@ def _serve(argv: Sequence[str], engines_of: Callable[[int], list[EngineProcess]]
     with gc_paused():
         from fwk.cli.common import note, read_given  # noqa: PLC0415 - after an engine was started
         from fwk.plugins.audit import Audit  # noqa: PLC0415
-        from fwk.plugins.pools import num_engines, server_configs  # noqa: PLC0415
+        from fwk.plugins.pools import engine_module, num_engines, server_configs  # noqa: PLC0415
         from fwk_http.keys import read_keys  # noqa: PLC0415
         from fwk_process.log import set_up_log  # noqa: PLC0415
         from fwk_process.progress import set_up_progress  # noqa: PLC0415
@@ -43,7 +43,8 @@ def _serve(argv: Sequence[str], engines_of: Callable[[int], list[EngineProcess]]
 
         make_node = worker_node(configs, plugins)
         check_server(configs, plugins)
-        engines = engines_of(num_engines(plugins, config.plugin_options) if make_node is None else 0)
+        are_here = make_node is None and not engine_module(plugins, config.plugin_options)
+        engines = engines_of(num_engines(plugins, config.plugin_options) if are_here else 0)
         if make_node is not None:
             return make_node(tell).run()
         from fwk.server.serve import serve  # noqa: PLC0415 - --help needs no HTTP stack

@@ -224,6 +224,14 @@ class EnginePoolSpec(Declaration):
         """How many pools it is made of; options: its own, validated."""
         return 1
 
+    def process(self, options: Any) -> str:
+        """The module that is run for each engine (``python -m``) where engines do not run on this machine.
+
+        It is told what an engine's process is told, a line of JSON on standard input, and does what that does: it
+        answers at ``address``, and ends when standard input does. Empty: engines are processes of this machine.
+        """
+        return ""
+
     def configs(
         self, given: Mapping[str, Any], build: Callable[[Mapping[str, Any]], Config], names: Mapping[str, str]
     ) -> list[Config] | None:

@@ -32,6 +32,16 @@ def num_engines(plugins: PluginSet, given: Mapping[str, Mapping[str, object]]) -
     return math.prod(num_pools(item, options) for item, options in pools_on(plugins, given))
 
 
+def engine_module(plugins: PluginSet, given: Mapping[str, Mapping[str, object]]) -> str:
+    """What is run for an engine that is not a process of this machine (``EnginePoolSpec.process``); empty: it is."""
+    modules = [
+        item.declaration.process(options)
+        for item, options in pools_on(plugins, given)
+        if isinstance(item.declaration, EnginePoolSpec)
+    ]
+    return next(filter(None, modules), "")
+
+
 def server_configs(plugins: PluginSet, given: Mapping[str, Any], tell: Callable[[str], None]) -> list[Config]:
     """The configuration of each model of a server, the first one's first. ``tell``: as for ``build_config``."""
     given = {normal(name): value for name, value in given.items()}

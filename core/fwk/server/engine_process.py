@@ -26,11 +26,12 @@ if TYPE_CHECKING:
 class EngineProcess:
     """Imports what every engine needs as soon as it is made, and loads the model once it is told which (``tell``).
 
-    It ends by itself when this process does, or lets go of it. ``num_engines`` share the machine's cores.
+    It ends by itself when this process does, or lets go of it. ``num_engines`` share the machine's cores. ``module``:
+    what is run instead, and speaks for an engine elsewhere.
     """
 
-    def __init__(self, num_engines: int = 1) -> None:
-        command = [sys.executable, "-P", "-m", "fwk.engine.process"]  # -P: no code from the current directory
+    def __init__(self, num_engines: int = 1, module: str = "") -> None:
+        command = [sys.executable, "-P", "-m", module or "fwk.engine.process"]  # -P: no code from the current directory
         with terminal_signals_blocked():
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, env=_environment(num_engines), bufsize=0)
         self._ended: Future[int] | None = None

@@ -33,7 +33,8 @@ DEATHS_SECONDS = 60
 class OneEngine(EnginePool):
     """One engine of ``num_engines`` that a model has. ``process``: one that was started before. ``spares``: of all.
 
-    begins: tells an engine in another's place what that one was told, before it serves.
+    begins: tells an engine in another's place what that one was told, before it serves. module: as for
+    ``EngineProcess``.
     """
 
     def __init__(
@@ -45,12 +46,15 @@ class OneEngine(EnginePool):
         num_engines: int = 1,
         process: EngineProcess | None = None,
         spares: SpareEngines | None = None,
+        module: str = "",
     ) -> None:
         self._config = config
         self._spares = spares or SpareEngines(config, num_engines)
         self._begins = begins
         self._index = index
         self._new_client = partial(EngineClient, config, fingerprint, index, num_engines)
+        if module:
+            self._new_client = partial(self._new_client, module=module)
         self._past: EngineStats | None = None  # what engines had done that have ended since
         self._now = EngineStats()
         self._deaths: list[float] = []

@@ -11,7 +11,7 @@ from fwk.interfaces.declaration import Facts
 from fwk.interfaces.engine_pool import Engine, EnginePool, EnginePoolContext
 from fwk.interfaces.lifecycle import PluginLifecycle
 from fwk.plugins import PluginFactory, PluginSet, Selection, build, choose
-from fwk.plugins.pools import num_engines, num_pools, pools_on
+from fwk.plugins.pools import engine_module, num_engines, num_pools, pools_on
 from fwk.plugins.selection import check_used
 from fwk.server.engine_process import EngineProcess
 from fwk.server.one_engine import OneEngine
@@ -40,7 +40,8 @@ class PoolBuilder:
         self._shared = shared
         self._on = pools_on(plugins, config.plugin_options)
         self.num_engines = num_engines(plugins, config.plugin_options)
-        self._spares = SpareEngines(config, self.num_engines)
+        self._module = engine_module(plugins, config.plugin_options)
+        self._spares = SpareEngines(config, self.num_engines, are_here=not self._module)
         self.selections: list[Selection] = []
         self.lifecycles: list[PluginLifecycle] = []
         self.by_plugin: dict[str, EnginePool] = {}
@@ -55,7 +56,8 @@ class PoolBuilder:
         if level == len(self._on):
             process = self._processes[index] if index < len(self._processes) else None
             fingerprint = self._factory.plugins.fingerprint
-            return OneEngine(self._config, fingerprint, begins, index, self.num_engines, process, self._spares)
+            count, spares = self.num_engines, self._spares
+            return OneEngine(self._config, fingerprint, begins, index, count, process, spares, self._module)
         item, options = self._on[level]
         first = index * num_pools(item, options)
         context = self._context(

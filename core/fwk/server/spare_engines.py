@@ -21,9 +21,10 @@ MAX_PAUSES = 60
 class SpareEngines:
     """Those of one model's engines, all of which take from them."""
 
-    def __init__(self, config: Config, num_engines: int) -> None:
+    def __init__(self, config: Config, num_engines: int, *, are_here: bool = True) -> None:
+        """are_here: engines are processes of this machine; there are no spare ones of others."""
         self._num_engines = num_engines
-        self._wanted = config.server.spare_engines if config.server.health_monitor else 0
+        self._wanted = config.server.spare_engines if config.server.health_monitor and are_here else 0
         self._waiting: list[EngineProcess] = []
         self._timer: asyncio.TimerHandle | None = None
 

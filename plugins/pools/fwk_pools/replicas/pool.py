@@ -118,8 +118,9 @@ class Replicas(EnginePool):
     def degraded(self) -> str | None:
         if self.trouble() is not None:
             return None
-        troubles = [*self._troubles(), *(why for pool in self.below if (why := pool.degraded())), self._fault]
-        return "; ".join(filter(None, troubles)) or None
+        here = [pool for pool in self.below if pool.is_loaded]  # nothing is wrong with one that is off
+        troubles = [why for pool in here for why in (pool.trouble() or pool.degraded(),)]
+        return "; ".join(filter(None, [*troubles, self._fault])) or None
 
     def _troubles(self) -> list[str]:
         return [trouble for pool in self.below if (trouble := pool.trouble()) is not None]
