@@ -105,6 +105,13 @@ class RayEnginesSpec(EnginePoolSpec):
         return "fwk_pools.ray.relay" if options.data_parallel_backend == "ray" else ""
 
 
+def app(args: dict[str, str]) -> Any:
+    """An application of Ray Serve: ``serve run fwk_pools.ray:app model=MODEL max_replicas=4`` (``ray[serve]``)."""
+    from fwk_pools.ray.serve_app import AppOptions, application  # noqa: PLC0415 - Ray Serve alone needs it
+
+    return application(AppOptions.model_validate(args))
+
+
 @hookimpl
 def engine_pools() -> list[EnginePoolSpec]:
     return [
