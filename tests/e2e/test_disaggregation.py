@@ -205,8 +205,11 @@ async def test_clients_that_leave_end_work_on_both_sides(site: Site) -> None:
         (("--page-size", "32"), "--page-size differs: 32 here, 16 there"),
         (("--dtype", "bfloat16"), "the model's dtype differs: bfloat16 here, float32 there"),
         (("--attention-backend", "torch"), "the plugin of attention differs: torch"),
+        pytest.param(
+            ("--tensor-parallel-size", "2"), "--tensor-parallel-size differs: 2 here, 1 there", marks=pytest.mark.sweep
+        ),
     ],
-    ids=["block size", "dtype", "attention"],
+    ids=["block size", "dtype", "attention", "ranks"],
 )
 def test_servers_that_differ_do_not_share(site: Site, flags: tuple[str, ...], why: str) -> None:
     prefill = site.prefill()

@@ -57,13 +57,11 @@ def url(model: Path) -> Iterator[str]:
 def port_of(serve: Any) -> int:
     """Of its proxy, which listens for HTTP."""
     own = {process.pid for process in psutil.Process().children(recursive=True)}
+    listening: list[Any] = [one for one in psutil.net_connections("tcp") if one.status == psutil.CONN_LISTEN]
     [port] = {
-        connection.laddr.port
-        for connection in psutil.net_connections("tcp")
-        if connection.pid in own
-        and connection.status == psutil.CONN_LISTEN
-        and "ProxyActor" in "".join(psutil.Process(connection.pid).cmdline())
-        and answers(connection.laddr.port)
+        one.laddr.port
+        for one in listening
+        if one.pid in own and "ProxyActor" in "".join(psutil.Process(one.pid).cmdline()) and answers(one.laddr.port)
     }
     return port
 
