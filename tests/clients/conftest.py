@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.commands import run
 from tests.helpers.rig import Server, write_model
 
 BERT = {
@@ -32,7 +33,6 @@ BERT = {
     "position_embedding_type": "absolute",
     "dtype": "float32",
 }
-INSTALL_SECONDS = 600
 START_SECONDS = 300
 
 
@@ -121,10 +121,3 @@ def node_with(cache: Path) -> Callable[..., tuple[str, Path]]:
         return node, folder
 
     return make
-
-
-def run(command: list[str], *, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """Run a command; its output tells why it failed."""
-    done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_SECONDS)
-    assert not check or done.returncode == 0, f"{command}: {done.stdout[-2000:]} {done.stderr[-3000:]}"
-    return done

@@ -16,7 +16,7 @@ from fwk_cache._common import writer
 from fwk_cache.lmcache import LMCacheOptions
 from fwk_cache.lmcache.connection import ANSWER, ASK, EXIST, GET, HEALTH, PUT, Connection, read_address
 from fwk_cache.lmcache.tier import LMCacheTier
-from tests.clients.conftest import run
+from tests.helpers.commands import run
 from tests.helpers.lmcache_server import LMCacheImitation, LMCacheServer, make_environment
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(900)]

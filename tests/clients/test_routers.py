@@ -152,7 +152,6 @@ def test_a_prefix_stays_with_its_worker(routed: Routed, workers: list[Worker]) -
     """``cache_aware``: each conversation's turns find their beginning cached, and not all of them at one worker."""
     before = [worker.num_requests() for worker in workers]
     with routed("--policy", "cache_aware", "--worker-urls", *(worker.url for worker in workers)) as client:
-
         joined(client, workers)
 
         def converse(number: int) -> None:
