@@ -29,6 +29,17 @@ class TestOnDemand(EnginePoolSuite):
     options = {"idle_timeout": 60.0}
 
 
+class TestEncoderOnly(EnginePoolSuite):
+    """It has no engine, so nothing can be submitted: what the suite asks of requests is not asked."""
+
+    plugin = "encoder_only"
+    options = {"encoder_only": True}
+    test_every_event_of_a_request_comes_once = None
+    test_a_request_that_has_begun_ends_with_its_engine = None
+    test_numbers_are_those_of_all_engines = None
+    test_no_more_are_open_than_it_says = None
+
+
 class TestRoundRobin(LoadBalancerSuite):
     plugin = "round_robin"
 

@@ -298,6 +298,24 @@ def test_options_of_encoders_that_can_only_be_wrong(tmp_path: Path) -> None:
         resolve(config, open_model(config, plugins, lambda line: None), plugins)
     with pytest.raises(ConfigError, match="--mm-encoder-workers 1 is for a server of one model: this one has 2"):
         check_server([config, config], plugins)
+    url, file = {"encoder_servers": ("http://a:1",)}, {"encoder_token_file": "file"}
+    for given, why in (
+        (
+            {**url, "mm_encoder_workers": 1, **file},
+            "--mm-encoder-workers 1 and --encoder-servers http://a:1 are not",
+        ),
+        ({**url, "encoder_only": True, **file}, "are not possible together: media are encoded here or there"),
+        (url, "--encoder-servers http://a:1 needs --encoder-token-file FILE"),
+        ({"encoder_only": True}, "--encoder-only needs --encoder-token-file FILE"),
+        (file, "--encoder-token-file does nothing without --encoder-only or --encoder-servers"),
+        ({"encoder_only": True, "data_parallel_size": 2, **file}, "--encoder-only starts no engine: leave out what"),
+        ({"encoder_servers": ("a:1",)}, "--encoder-servers a:1: must be http://HOST:PORT or https://HOST:PORT"),
+        ({"encoder_servers": ("http://u:p@a:1",)}, "must be http://HOST:PORT"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            check_server([build_config(plugins, {"model": str(tmp_path), **given})], plugins)
+    with pytest.raises(ConfigError, match=r"--encoder-servers is for fwk serve: fwk\.LLM has no server"):
+        fwk.LLM("none", encoder_servers=("http://a:1",))
 
 
 def test_other_weights_are_refused_where_rows_come_from_elsewhere() -> None:

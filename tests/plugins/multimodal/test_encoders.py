@@ -17,7 +17,7 @@ from fwk.errors import ConfigError, NotServed, RequestFailed
 from fwk.interfaces.executor import WorkerRecipe
 from fwk.interfaces.multimodal import POSITION_PLANES, Media
 from fwk_multimodal.media import MediaOptions
-from fwk_multimodal.media.encoders import EncoderPool
+from fwk_multimodal.media.encoders import Encoder, EncoderPool
 from fwk_multimodal.media.encoding_messages import Answer, Encode, Start
 from fwk_multimodal.media.placing import PayloadFile
 from fwk_multimodal.media.rows import gather_rows, read_rows, write_rows
@@ -26,7 +26,7 @@ from fwk_multimodal.media.rows import gather_rows, read_rows, write_rows
 class Process:
     """Answers as ``act`` says, given the numbers of the pieces; None: it ends. ``go`` lets it begin."""
 
-    pid = 1
+    name = "encoder 0"
 
     def __init__(
         self, act: Callable[[list[int]], Answer | None], loads: Callable[[], str], go: threading.Event
@@ -71,9 +71,12 @@ class Rig:
         given = {"mm_encoder_workers": 1, "mm_encoder_batch_size": 4, **options}
         self.options = MediaOptions(**given)
 
-    def start(self, threads: int) -> Any:
+    def make(self, index: int) -> tuple[Encoder, msgspec.Struct]:
         self.started.append(Process(self.act, self.loads, self.go))
-        return self.started[-1]
+        return self.started[-1], Start(WorkerRecipe("none:none", {}), "media", 0)
+
+    def pool(self) -> EncoderPool:
+        return EncoderPool(self.options, self.make, 1, lambda kind, how: RequestFailed(f"{kind} ended: one {how}"))
 
     @property
     def encoded(self) -> list[list[int]]:
@@ -81,8 +84,7 @@ class Rig:
 
     def run(self, use: Callable[[EncoderPool], Coroutine[Any, Any, None]]) -> None:
         async def main() -> None:
-            recipe = WorkerRecipe("none:none", {})
-            pool = EncoderPool(lambda device, threads: recipe, "media", self.options, self.start)
+            pool = self.pool()
             running = asyncio.create_task(pool.run())
             try:
                 async with asyncio.timeout(10):
@@ -208,7 +210,7 @@ def test_a_piece_that_ends_its_process_fails_alone(payload: PayloadFile) -> None
         found = await asyncio.gather(*tasks, return_exceptions=True)
         assert [isinstance(one, list) for one in found] == [True, False, True, True]
         assert isinstance(found[1], RequestFailed)
-        assert str(found[1]) == "the processes that encoded this request's image ended: one was killed by SIGKILL"
+        assert str(found[1]) == "image ended: one was killed by SIGKILL"
         assert len(await pool.encode(media(7), payload)) == 1
         assert pool.trouble() is None
 
@@ -282,12 +284,12 @@ def test_where_none_can_be_started(payload: PayloadFile, monkeypatch: pytest.Mon
     monkeypatch.setattr("fwk_multimodal.media.encoders.asyncio.sleep", pause)
 
     async def use(pool: EncoderPool) -> None:
-        with pytest.raises(ConfigError, match="--mm-encoder-workers: encoder 0 cannot be started: no room"):
+        with pytest.raises(ConfigError, match="an encoder cannot be used: encoder 0: no room"):
             await pool.ready()
         for _ in range(2):
-            with pytest.raises(NotServed, match="nothing encodes this request's media now: encoder 0 cannot be st"):
+            with pytest.raises(NotServed, match="nothing encodes this request's media now: encoder 0: no room"):
                 await pool.encode(media(1), payload)
-            assert pool.trouble() == "encoder 0 cannot be started: no room"
+            assert pool.trouble() == "encoder 0: no room"
             resume.set()
             while len(rig.started) < 2 or (len(pauses) == 1 and pool.trouble()):
                 await sleep(0.001)
@@ -312,7 +314,7 @@ def test_those_that_wait_at_the_end_are_told(payload: PayloadFile) -> None:
         await use(pool)
 
     async def main() -> None:
-        pool = EncoderPool(lambda device, threads: WorkerRecipe("", {}), "media", rig.options, rig.start)
+        pool = rig.pool()
         running = asyncio.create_task(pool.run())
         await told(pool)
         running.cancel()

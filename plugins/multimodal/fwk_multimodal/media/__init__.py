@@ -6,6 +6,7 @@ With ``--mm-encoder-workers`` processes of the server encode them before the eng
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 
 import msgspec
@@ -16,6 +17,8 @@ from fwk.config import Config
 from fwk.errors import ConfigError
 from fwk.interfaces.feature import FeatureRun, Wire
 from fwk.interfaces.multimodal import MEDIA_SPAN, Media
+
+_URL = re.compile(r"https?://(\[[0-9A-Fa-f:.%]+\]|[^/:\[\]@?#\s]+)(:[0-9]{1,5})?/?")
 
 
 class MediaOptions(Options):
@@ -117,6 +120,34 @@ class MediaOptions(Options):
         stability="beta",
     )
 
+    encoder_only: bool = option(
+        False,
+        "Encode images and the like for servers that name this one in --encoder-servers, and nothing else: no engine "
+        "is started.",
+        stability="experimental",
+    )
+    encoder_servers: tuple[str, ...] = option(
+        (),
+        "Servers of --encoder-only that encode images and the like for this one, as http://HOST:PORT, with the same "
+        "model; where one cannot be reached, another is asked.",
+        stability="experimental",
+    )
+    encoder_token_file: str | None = option(
+        None,
+        "File with a secret of 16 bytes or more, the same on servers of --encoder-only and --encoder-servers: without "
+        "it none encodes (openssl rand -hex 32 makes one).",
+        stability="experimental",
+        min_length=1,
+    )
+
+    @field_validator("encoder_servers")
+    @classmethod
+    def _are_urls(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
+        for url in urls:
+            if not _URL.fullmatch(url):
+                raise ValueError(f"--encoder-servers {url}: must be http://HOST:PORT or https://HOST:PORT")
+        return urls
+
     @field_validator("mm_encoder_devices")
     @classmethod
     def _are_numbers(cls, numbers: tuple[int, ...]) -> tuple[int, ...]:
@@ -138,7 +169,17 @@ class MediaOptions(Options):
 
 def encodes_apart(options: MediaOptions | None) -> bool:
     """Whether media are encoded before the engine has their request."""
-    return options is not None and options.mm_encoder_workers > 0
+    return options is not None and (options.mm_encoder_workers > 0 or bool(options.encoder_servers))
+
+
+def _encodes_with(options: MediaOptions) -> str:
+    """The options by which something other than an engine encodes, as the user gives them; empty: nothing does."""
+    given = [
+        f"--mm-encoder-workers {options.mm_encoder_workers}" * bool(options.mm_encoder_workers),
+        f"--encoder-servers {' '.join(options.encoder_servers)}" * bool(options.encoder_servers),
+        "--encoder-only" * options.encoder_only,
+    ]
+    return " and ".join(filter(None, given))
 
 
 class MediaSpec(FeatureSpec):
@@ -148,18 +189,30 @@ class MediaSpec(FeatureSpec):
         return kinds if options.enable_multimodal else frozenset()
 
     def check_server(self, configs: Sequence[Config], options: MediaOptions) -> None:
-        if options.mm_encoder_workers and len(configs) > 1:
+        given = _encodes_with(options)
+        if given and len(configs) > 1:
+            raise ConfigError(f"{given} is for a server of one model: this one has {len(configs)}, which come and go")
+        if options.encoder_servers and (options.mm_encoder_workers or options.encoder_only):
+            raise ConfigError(f"{given} are not possible together: media are encoded here or there")
+        is_shared = options.encoder_only or bool(options.encoder_servers)
+        if is_shared and options.encoder_token_file is None:
             raise ConfigError(
-                f"--mm-encoder-workers {options.mm_encoder_workers} is for a server of one model: this one has "
-                f"{len(configs)}, which come and go"
+                f"{given} needs --encoder-token-file FILE, with one secret on all these servers: without it, anyone "
+                "could have media encoded (openssl rand -hex 32 > FILE makes one)"
             )
+        if not is_shared and options.encoder_token_file is not None:
+            raise ConfigError(
+                "--encoder-token-file does nothing without --encoder-only or --encoder-servers: add one of them, or "
+                "leave it out"
+            )
+        for key in configs[0].plugin_options if options.encoder_only else ():
+            if key.startswith("engine_pools.") and key != "engine_pools.encoder_only":
+                raise ConfigError(f"--encoder-only starts no engine: leave out what {key} is for")
 
     def check_run(self, run: FeatureRun, options: MediaOptions) -> None:
-        if options.mm_encoder_workers and not run.media:
-            raise ConfigError(
-                f"--mm-encoder-workers {options.mm_encoder_workers}: {run.model} takes text alone here, which needs "
-                "no encoder"
-            )
+        given = _encodes_with(options)
+        if given and not run.media:
+            raise ConfigError(f"{given}: {run.model} takes text alone here, which needs no encoder")
         span = int(run.model_config.raw.get(MEDIA_SPAN, 0)) if run.media and run.model_config is not None else 0
         engine = run.config.engine
         if span and (0 < engine.chunked_prefill_size < span or run.step_tokens < span + engine.max_running_requests):
@@ -208,6 +261,9 @@ def features() -> list[FeatureSpec]:
                 "mm_encoder_threads",
                 "mm_encoder_niceness",
                 "mm_encoder_devices",
+                "encoder_only",
+                "encoder_servers",
+                "encoder_token_file",
             ),
             summary="images and the like in prompts, of models that take them",
         )

@@ -1,4 +1,4 @@
-"""Processes that encode media for a server: pieces of all requests wait in one queue, and what is encoded is kept."""
+"""Processes and servers that encode media: pieces of all requests wait in one queue, and what is encoded is kept."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 
@@ -23,6 +24,7 @@ from fwk.interfaces.executor import WorkerRecipe
 from fwk.interfaces.multimodal import Media
 from fwk.interfaces.parallel import threads_each
 from fwk_multimodal.media import MediaOptions
+from fwk_multimodal.media.encoder_servers import EncoderServer
 from fwk_multimodal.media.encoding_messages import Answer, Encode, Start, framed, size_of
 from fwk_multimodal.media.placing import PayloadFile
 from fwk_process.folders import TemporaryFolder
@@ -141,9 +143,9 @@ class EncodedFiles:
 
 
 class EncoderProcess:
-    """One process. ``ask`` blocks; ``kill`` ends it, from any thread, and with it what is asked."""
+    """One process."""
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, index: int, threads: int) -> None:
         self._asking = threading.Lock()
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
         with terminal_signals_blocked():
@@ -154,10 +156,7 @@ class EncoderProcess:
                 env=environment,
                 bufsize=0,
             )
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
+        self.name = f"encoder {index} (pid {self._process.pid})"
 
     def ask(self, message: msgspec.Struct) -> Answer:
         """Raises ``EOFError`` where the process ends meanwhile."""
@@ -195,32 +194,56 @@ class EncoderProcess:
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 
-class EncoderPool:
-    """``run`` starts the processes and keeps them alive until it is cancelled. On the server's event loop.
+class Encoder(Protocol):
+    """What a pool has encode: a process, or another server."""
 
-    recipe: of a process's worker, by its device and its threads. feature: whose part encodes. start: makes a process of
-    so many threads.
+    name: str
+
+    def ask(self, message: msgspec.Struct) -> Answer:
+        """Blocks. Raises ``EOFError`` where it ends meanwhile."""
+        ...
+
+    def kill(self) -> None:
+        """End it, and with it what is asked, from any thread."""
+        ...
+
+    def end(self) -> str:
+        """Kill it where it lives, and say how it ended."""
+        ...
+
+
+class EncoderPool:
+    """``run`` starts encoders and keeps them alive until it is cancelled. On the server's event loop.
+
+    make: makes the ``i``-th of ``count``, and the first message for it. lost: the error of a piece, by its kind, with
+    which ``max_deaths`` encoders have ended, and how the last one did. must_start: whether the server's start fails
+    with one that ends before it has loaded, as it does with one that refuses.
     """
 
     def __init__(
         self,
-        recipe: Callable[[int, int], WorkerRecipe],
-        feature: str,
         options: MediaOptions,
-        start: Callable[[int], EncoderProcess] = EncoderProcess,
+        make: Callable[[int], tuple[Encoder, msgspec.Struct]],
+        count: int,
+        lost: Callable[[str, str], Exception],
+        max_deaths: int = MAX_DEATHS,
+        *,
+        must_start: bool = True,
     ) -> None:
         self.options = options
         self.files = EncodedFiles(options.mm_encoder_cache_bytes)
-        self.processes: dict[int, EncoderProcess] = {}
-        self._recipe = recipe
-        self._feature = feature
-        self._start = start
+        self.encoders: dict[int, Encoder] = {}
+        self._make = make
+        self._error_of = lost
+        self._max_deaths = max_deaths
+        self._must_start = must_start
         self._queue = PieceQueue(self._drop)
         self._known: dict[bytes, Piece] = {}  # by key, of those that wait or are encoded
-        self._down: dict[int, str] = {}  # by index, why a process cannot be started
+        self._down: dict[int, str] = {}  # by index, why one cannot be used
+        self._refused: set[int] = set()  # of those, which have said so themselves
         self._numbers = itertools.count()
-        self._loaded = [asyncio.Event() for _ in range(options.mm_encoder_workers)]
-        self._threads = ThreadPoolExecutor(2 * len(self._loaded), "fwk-encoders")  # to ask each, and to end it
+        self._loaded = [asyncio.Event() for _ in range(count)]
+        self._threads = ThreadPoolExecutor(2 * count, "fwk-encoders")  # to ask each, and to end it
 
     # What the server asks.
 
@@ -275,18 +298,17 @@ class EncoderPool:
         return NotServed(f"nothing encodes this request's media now: {self.trouble()}", 503, 1)
 
     def trouble(self) -> str | None:
-        """Which processes cannot be started."""
-        told = [f"encoder {index} cannot be started: {why}" for index, why in sorted(self._down.items())]
-        return "; ".join(told) or None
+        """Which encoders cannot be used."""
+        return "; ".join(dict.fromkeys(why for _, why in sorted(self._down.items()))) or None
 
-    # The processes.
+    # The encoders.
 
     async def ready(self) -> None:
-        """All have loaded. Raises ``ConfigError`` where one cannot."""
+        """All have loaded, or cannot. Raises ``ConfigError`` where one must."""
         for index, loaded in enumerate(self._loaded):
             await loaded.wait()
-            if index in self._down:
-                raise ConfigError(f"--mm-encoder-workers: encoder {index} cannot be started: {self._down[index]}")
+            if index in self._down and (self._must_start or index in self._refused):
+                raise ConfigError(f"an encoder cannot be used: {self._down[index]}")
 
     async def run(self) -> None:
         """Until it is cancelled."""
@@ -295,45 +317,45 @@ class EncoderPool:
                 for index in range(len(self._loaded)):
                     group.create_task(self._keep(index))
         finally:
-            for process in self.processes.values():
-                process.kill()
+            for encoder in self.encoders.values():
+                encoder.kill()
             for piece in list(self._known.values()):
                 self._drop(piece, NotServed("the server is stopping", 503))
             self._threads.shutdown()
-            for process in self.processes.values():
-                process.end()
+            for encoder in self.encoders.values():
+                encoder.end()
             self.files.close()
 
     async def _keep(self, index: int) -> None:
-        """Start a process, and another one when it has ended."""
-        threads = self.options.mm_encoder_threads or threads_each(len(self._loaded) + 1, os.environ)
-        devices = self.options.mm_encoder_devices or (0,)
-        recipe = self._recipe(devices[index % len(devices)], threads)
+        """Make an encoder, and another one when it has ended."""
         pause = 1.0
         while True:
-            process = self.processes[index] = self._start(threads)
-            why = await self._loads(process, Start(recipe, self._feature, self.options.mm_encoder_niceness))
+            encoder, start = self._make(index)
+            self.encoders[index] = encoder
+            why = await self._loads(index, encoder, start)
             if why is None:
                 self._down.pop(index, None)
                 self._loaded[index].set()
-                log.info("encoder %d (pid %d) has loaded", index, process.pid)
-                why, pause = await self._serve(process), 1.0
-                log.error("encoder %d (pid %d) %s; another one is started", index, process.pid, why)
+                log.info("%s serves", encoder.name)
+                why, pause = await self._serve(encoder), 1.0
+                log.error("%s %s; it is tried again", encoder.name, why)
             else:
                 self._give_up(index, why)
-                log.error("encoder %d cannot be started: %s", index, why)
+                log.error("%s", why)
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, MAX_PAUSE)
 
-    async def _loads(self, process: EncoderProcess, start: Start) -> str | None:
+    async def _loads(self, index: int, encoder: Encoder, start: msgspec.Struct) -> str | None:
         """Why it has not; None: it has loaded."""
+        self._refused.discard(index)
         try:
-            why = (await self._ask(process, start)).error
+            why = (await self._ask(encoder, start)).error
         except EOFError:
-            return await self._end(process)
+            return f"{encoder.name} {await self._end(encoder)}"
         if why:
-            await self._end(process)
-        return why or None
+            self._refused.add(index)
+            await self._end(encoder)
+        return f"{encoder.name}: {why}" if why else None
 
     def _give_up(self, index: int, why: str) -> None:
         self._down[index] = why
@@ -342,21 +364,21 @@ class EncoderPool:
             for piece in self._queue.clear():
                 self._finish(piece, self._none_lives())
 
-    async def _serve(self, process: EncoderProcess) -> str:
+    async def _serve(self, encoder: Encoder) -> str:
         """Give it pieces until it ends; how it did."""
-        while (how := await self._serve_batch(process)) is None:
+        while (how := await self._serve_batch(encoder)) is None:
             pass
         return how
 
-    async def _serve_batch(self, process: EncoderProcess) -> str | None:
+    async def _serve_batch(self, encoder: Encoder) -> str | None:
         """Wait for pieces and have them encoded; how the process has ended, if so."""
         pieces = await self._queue.take(self.options.mm_encoder_batch_size)
         told = [(str(p.payload.path), p.item.index, p.item.length, str(p.file.path)) for p in pieces]
         try:
             async with asyncio.timeout(ENCODE_SECONDS):
-                answer = await self._ask(process, Encode(pieces[0].item.kind, told))
+                answer = await self._ask(encoder, Encode(pieces[0].item.kind, told))
         except (EOFError, TimeoutError) as error:
-            how = await self._end(process)
+            how = await self._end(encoder)
             if isinstance(error, TimeoutError):
                 how = f"took more than {ENCODE_SECONDS:g} seconds for {len(pieces)} pieces, and was ended"
             self._lost(pieces, how)
@@ -374,15 +396,44 @@ class EncoderPool:
         for piece in pieces:
             piece.num_deaths += 1
             piece.is_alone = True
-            if piece.num_deaths < MAX_DEATHS:
+            if piece.num_deaths < self._max_deaths:
                 self._queue.put(piece)
             else:
-                kind = piece.item.kind
-                self._finish(piece, RequestFailed(f"the processes that encoded this request's {kind} ended: one {how}"))
+                self._finish(piece, self._error_of(piece.item.kind, how))
 
-    async def _ask(self, process: EncoderProcess, message: msgspec.Struct) -> Answer:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, process.ask, message)
+    async def _ask(self, encoder: Encoder, message: msgspec.Struct) -> Answer:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, encoder.ask, message)
 
-    async def _end(self, process: EncoderProcess) -> str:
-        process.kill()
-        return await asyncio.get_running_loop().run_in_executor(self._threads, process.end)
+    async def _end(self, encoder: Encoder) -> str:
+        encoder.kill()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, encoder.end)
+
+
+def local_pool(
+    recipe: Callable[[int, int], WorkerRecipe], feature: str, options: MediaOptions, count: int
+) -> EncoderPool:
+    """Processes of this server. recipe: of a worker, by its device and its threads. feature: whose part encodes."""
+    threads = options.mm_encoder_threads or threads_each(count + 1, os.environ)
+    devices = options.mm_encoder_devices or (0,)
+
+    def make(index: int) -> tuple[Encoder, msgspec.Struct]:
+        start = Start(recipe(devices[index % len(devices)], threads), feature, options.mm_encoder_niceness)
+        return EncoderProcess(index, threads), start
+
+    def lost(kind: str, how: str) -> Exception:
+        return RequestFailed(f"the processes that encoded this request's {kind} ended: one {how}")
+
+    return EncoderPool(options, make, count, lost)
+
+
+def remote_pool(options: MediaOptions, secret: bytes, identity: str) -> EncoderPool:
+    """Other servers, each of which is asked for two batches at a time."""
+    urls = [url.rstrip("/") for url in options.encoder_servers]
+
+    def make(index: int) -> tuple[Encoder, msgspec.Struct]:
+        return EncoderServer(urls[index % len(urls)], secret, identity), Encode("", [])
+
+    def lost(kind: str, how: str) -> Exception:
+        return NotServed(f"no encoder server encodes this request's {kind}: one {how}", 503, 1)
+
+    return EncoderPool(options, make, 2 * len(urls), lost, 2 * len(urls), must_start=False)

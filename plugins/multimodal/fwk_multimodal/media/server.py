@@ -10,23 +10,38 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from fastapi import FastAPI, Request, Response
 
-from fwk.errors import InvalidRequest
+from fwk.config.secrets import read_secret
+from fwk.errors import ConfigError, InvalidRequest, NotServed
 from fwk.interfaces.dialect import EmbedInput, GenerateInput, MediaReading, PlacedInput
 from fwk.interfaces.feature import JobPart, JobPartContext, RequestPart, ServerPart, ServerPartContext
 from fwk.interfaces.multimodal import Media, MediaItem
+from fwk_http.replies import CLIENT_CLOSED, unless_disconnected
 from fwk_multimodal.media import MediaOptions, PromptMedia, encodes_apart
-from fwk_multimodal.media.encoders import EncoderPool
+from fwk_multimodal.media.encoder_servers import (
+    PATH,
+    SIGNATURE,
+    EncodedRows,
+    EncodeOrder,
+    identity_of,
+    is_signed,
+    media_of,
+    sign,
+)
+from fwk_multimodal.media.encoders import EncoderPool, local_pool, remote_pool
 from fwk_multimodal.media.placing import (
     MediaPlacer,
     PayloadFolder,
     PlacedPrompt,
     check_media,
     media_limits,
-    media_of,
     named,
     processor_item,
     without_media,
+)
+from fwk_multimodal.media.placing import (
+    media_of as media_of_messages,
 )
 from fwk_multimodal.media.reader import MediaReader
 from fwk_multimodal.media.rows import gather_rows
@@ -67,6 +82,8 @@ class MediaJobs(JobPart):
 class MediaRequests(ServerPart, MediaReading):
     """Has a part in requests with media. Their payloads are there as long as the input refers to them."""
 
+    public_paths = (PATH,)
+
     def __init__(self, context: ServerPartContext) -> None:
         """Raises ``PluginError`` where the model takes media, and nothing here can place them."""
         super().__init__(context)
@@ -77,17 +94,77 @@ class MediaRequests(ServerPart, MediaReading):
         self._reader = MediaReader(options)
         self._payloads = PayloadFolder(None if frontend is None else options.mm_payload_bytes)
         self._encoders: EncoderPool | None = None
+        self._secret, self._identity = b"", ""
         assert context.plugins is not None
         assert context.config is not None
         if processor_item(context.plugins, context.config, context.inputs, context.model_name) is None:
+            if options.encoder_only:
+                raise ConfigError(f"--encoder-only: {context.model_name} takes text alone, which needs no encoder")
             return
         if frontend is not None:
             frontend.card = replace(frontend.card, media=self._limits)
             context.jobs.warm_up()
-        if encodes_apart(options) and context.encoder is not None:
-            self._encoders = EncoderPool(partial(context.encoder, context.name), context.name, options)
-            self.max_seconds = MAX_ENCODING_SECONDS
-            context.lifecycle.background(self._encoders.run)
+        self._open_encoders()
+
+    def _open_encoders(self) -> None:
+        """Processes or servers that encode, where the options ask for some."""
+        context, options = self.context, self._options
+        if context.frontend is None or not (encodes_apart(options) or options.encoder_only):
+            return
+        assert context.encoder is not None
+        assert context.config is not None
+        if options.encoder_token_file is not None:
+            weights = context.frontend.served_weights
+            sizes = [] if weights is None else [state.size for state in weights.files.values()]
+            self._identity = identity_of(context.config, sizes)
+            self._secret = read_secret(options.encoder_token_file, "--encoder-token-file")
+        if options.encoder_servers:
+            self._encoders = remote_pool(options, self._secret, self._identity)
+        else:
+            recipe = partial(context.encoder, context.name)
+            self._encoders = local_pool(recipe, context.name, options, options.mm_encoder_workers or 1)
+        self.max_seconds = MAX_ENCODING_SECONDS
+        context.lifecycle.background(self._encoders.run)
+
+    def routes(self, app: FastAPI) -> None:
+        if not self._options.encoder_only:
+            return
+
+        @app.post(PATH, include_in_schema=False)
+        async def encode_media(request: Request) -> Response:
+            body = await request.body()
+            if not is_signed(self._secret, body, request.headers.get(SIGNATURE, ""), is_answer=False):
+                raise NotServed(f"{PATH} is for servers with the same secret in --encoder-token-file", 401)
+            try:
+                order = msgspec.msgpack.decode(body, type=EncodeOrder)
+            except (msgspec.DecodeError, ValueError):
+                raise InvalidRequest(f"the body of {PATH} is not of this version's form") from None
+            found = await unless_disconnected(request.receive, self._encoded(order))
+            if found is None:
+                return Response(status_code=CLIENT_CLOSED)
+            answer = msgspec.msgpack.encode(found)
+            headers = {SIGNATURE: sign(self._secret, answer, is_answer=True)}
+            return Response(answer, media_type="application/msgpack", headers=headers)
+
+    async def _encoded(self, order: EncodeOrder) -> EncodedRows:
+        """What another server asks for."""
+        if order.identity != self._identity:
+            raise NotServed("this server encodes for another model, or for other weights", 409)
+        assert self._encoders is not None
+        if not order.lengths:
+            trouble = self._encoders.trouble()
+            if trouble:
+                raise NotServed(trouble, 503, 1)
+            return EncodedRows(order.nonce)
+        payload, target = self._payloads.new(), self._payloads.new()
+        try:
+            await asyncio.to_thread(payload.path.write_bytes, order.payload)
+            media = await asyncio.to_thread(media_of, order, payload.path)
+        except ValueError as error:
+            raise InvalidRequest(f"the order of another server: {error}") from None
+        files = [file.path for file in await self._encoders.encode(media, payload)]
+        await asyncio.to_thread(gather_rows, target.path, media, payload.path, files)
+        return EncodedRows(order.nonce, await asyncio.to_thread(target.path.read_bytes))
 
     def read(self, kind: str, url: str, name: str) -> MediaItem:
         return MediaItem(kind, self._reader.read(url, name), name)
@@ -108,7 +185,7 @@ class MediaRequests(ServerPart, MediaReading):
         return PlacedInput(placed.token_ids, placed.media, payload)
 
     def conversation(self, messages: Sequence[Mapping[str, Any]]) -> tuple[Sequence[Mapping[str, Any]], dict[str, Any]]:
-        media = media_of(messages)
+        media = media_of_messages(messages)
         return without_media(messages), {"media": media} if media else {}
 
     def complete(self, item: GenerateInput) -> GenerateInput:
