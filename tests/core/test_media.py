@@ -334,3 +334,39 @@ def test_other_weights_are_refused_where_rows_come_from_elsewhere() -> None:
         part.model_context(model, ModelBuild("served"))  # type: ignore[arg-type]
     part.model_context(model, ModelBuild("draft"))  # type: ignore[arg-type]
     assert model.media == frozenset(), "what drafts reads text"
+
+
+def test_a_step_encodes_no_more_than_its_budget() -> None:
+    """Of all sequences together; the first one asked always gets a piece, and what was seen before is free."""
+
+    def asked(part: MediaPrompts, *windows: tuple[str, int, int]) -> list[int]:
+        part.planning()
+        return [part.limit(SimpleNamespace(request=requests[name]), *window) for name, *window in windows]  # type: ignore[arg-type]
+
+    def sent(name: str, *pieces: Media) -> Request:
+        sent = {"media": packed(PromptMedia(list(pieces)))}
+        sampling = SamplingParams(max_tokens=1)
+        return Request(request_id=name, prompt_token_ids=[1] * 40, sampling=sampling, features=sent)
+
+    requests = {
+        "a": sent("a", media(1, 2, 4), media(2, 8, 4)),
+        "b": sent("b", media(3, 2, 4), media(4, 20, 8)),
+        "c": sent("c", media(1, 0, 4)),
+    }
+
+    def part(**given: Any) -> MediaPrompts:
+        made = MediaPrompts(EnginePartContext("media", Workers(), WIRE, MediaOptions(**given), is_host=True))
+        for one in requests.values():
+            made.check(one)
+        return made
+
+    one = part()
+    assert asked(one, ("a", 0, 40), ("b", 0, 40), ("c", 0, 4), ("a", 0, 40)) == [8, 2, 4, 8]
+    assert asked(one, ("b", 2, 38), ("a", 8, 32)) == [18, 0]
+    assert asked(one, ("a", 8, 32), ("b", 20, 20), ("c", 0, 4)) == [32, 0, 4]
+    assert asked(one, ("b", 20, 20)) == [20]
+    assert asked(part(mm_encoder_step_tokens=8), ("a", 0, 40), ("b", 0, 40), ("c", 0, 4)) == [40, 2, 4]
+    assert asked(part(mm_encoder_workers=1), ("a", 0, 40), ("b", 0, 40)) == [40, 40]
+    forgetful = part(mm_encoder_cache_bytes=0)
+    assert asked(forgetful, ("a", 0, 8)) == [8]
+    assert asked(forgetful, ("b", 0, 6), ("c", 0, 4)) == [6, 0]

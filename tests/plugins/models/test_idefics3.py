@@ -271,7 +271,7 @@ def test_the_same_bits_whatever_is_encoded_alongside(
 
     monkeypatch.setattr(ImageEncoder, "__call__", watched)
     names = ["image first", "two images", "text first"]
-    more = {"prefix_cache": "none", "mm_encoder_cache_bytes": 0, "max_start_tokens": 512}
+    more = {"prefix_cache": "none", "mm_encoder_cache_bytes": 0, "max_start_tokens": 512, "mm_encoder_step_tokens": 512}
     with fwk.LLM(str(pair[1]), **more, **SMALL) as llm:
         ask(llm, [CHATS[name] for name in names])
     assert max(sizes) > 1, "steps encode tiles of several prompts"

@@ -17,7 +17,7 @@ from fwk_multimodal.media.engine import MediaPrompts
 def part(*, is_host: bool, is_span: bool = True) -> MediaPrompts:
     """Of one request, with pieces at 10 to 14 and 16 to 20 of a prompt of 30."""
     made = MediaPrompts(EnginePartContext("media", lambda operation, *args: [""], is_host=is_host))
-    made._media["r"] = [Media(b"", "image", start, 4, "", 0, is_span) for start in (10, 16)]
+    made._media["r"] = [Media(bytes([start]), "image", start, 4, "", 0, is_span) for start in (10, 16)]
     return made
 
 

@@ -77,6 +77,14 @@ class MediaOptions(Options):
         ge=0,
         le=2**40,
     )
+    mm_encoder_step_tokens: int = option(
+        0,
+        "Tokens of images and the like that one step of an engine encodes, over all requests, where it was not seen "
+        "before; one piece it always may. 0: on a CPU one piece, on a device all that a step comes to.",
+        stability="beta",
+        ge=0,
+        le=2**20,
+    )
     mm_encoder_workers: int = option(
         0,
         "Processes that encode images and the like, so that steps of the engine wait for none; each loads the encoder, "

@@ -5,7 +5,7 @@ A prefix cache knows a placeholder by its media's hash, and a step on a CPU come
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from itertools import cycle, islice
 
@@ -13,9 +13,11 @@ from fwk.errors import InvalidRequest
 from fwk.interfaces.feature import EnginePart, EnginePartContext, FeatureSequence
 from fwk.interfaces.multimodal import Media
 from fwk.types import Request
-from fwk_multimodal.media import PromptMedia, encodes_apart
+from fwk_multimodal.media import MediaOptions, PromptMedia, encodes_apart
 
 NUM_KEY_BYTES = 32
+MAX_SEEN = 1024
+"""Pieces that are taken for encoded before, the newest. A step that encodes one of them anew only takes longer."""
 
 
 def cache_ids(token_ids: Sequence[int], media: Sequence[Media]) -> list[int]:
@@ -42,7 +44,13 @@ class MediaPrompts(EnginePart):
         super().__init__(context)
         self._counts: Counter[str] = Counter()  # requests that read a file: those of a beam search share one
         self._media: dict[str, list[Media]] = {}  # by request
-        self._encodes = context.is_host and not encodes_apart(context.options)
+        options: MediaOptions | None = context.options
+        step_tokens = 0 if options is None else options.mm_encoder_step_tokens
+        self._budget = 0 if encodes_apart(options) else step_tokens or int(context.is_host)
+        """Tokens of pieces that were not seen before, in a step, beyond one piece; 0: any number."""
+        self._begun: dict[bytes, int] = {}  # tokens of new pieces, by key, that this step may come to
+        self._seen: OrderedDict[bytes, None] = OrderedDict()  # keys of those that workers may have kept
+        self._max_seen = MAX_SEEN if options is None or options.mm_encoder_cache_bytes else 0
 
     def check(self, request: Request) -> None:
         asked: PromptMedia = self.asked(request)
@@ -69,17 +77,32 @@ class MediaPrompts(EnginePart):
     def cache_ids(self, request: Request) -> list[int]:
         return cache_ids(request.prompt_token_ids, self._media[request.request_id])
 
-    def limit(self, sequence: FeatureSequence, start: int, count: int) -> int:
-        """A CPU takes no less time for several pieces at once; a device is given all that a step comes to. What comes
-        encoded costs no more than text.
+    def planning(self) -> None:
+        if self._begun:
+            for key in self._begun:
+                self._seen[key] = None
+                self._seen.move_to_end(key)
+            self._begun.clear()
+            while len(self._seen) > self._max_seen:
+                self._seen.popitem(last=False)
 
-        No step ends within a piece whose tokens see each other.
+    def limit(self, sequence: FeatureSequence, start: int, count: int) -> int:
+        """A step encodes no more new pieces than its budget has tokens, but one, whose sequence is asked first.
+
+        Asked again, it says the same. What comes encoded costs no more than text. No step ends within a piece whose
+        tokens see each other.
         """
         end = start + count
         touched = [m for m in self._media[sequence.request.request_id] if m.end > start and m.start < end]
-        if self._encodes and len(touched) > 1:
-            end = touched[1].start
-        elif touched and touched[-1].is_span and touched[-1].end > end:
+        for item in touched if self._budget else ():
+            if item.key in self._seen or item.key in self._begun:
+                continue
+            if self._begun and sum(self._begun.values()) + item.length > self._budget:
+                end = max(item.start, start)
+                break
+            self._begun[item.key] = item.length
+        touched = [item for item in touched if item.start < end]
+        if touched and touched[-1].is_span and touched[-1].end > end:
             end = touched[-1].start
         return max(end - start, 0)
 
