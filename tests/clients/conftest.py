@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.commands import run
+from tests.helpers.install import run
 from tests.helpers.rig import Server, write_model
 
 BERT = {

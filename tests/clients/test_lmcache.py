@@ -16,7 +16,6 @@ from fwk_cache._common import writer
 from fwk_cache.lmcache import LMCacheOptions
 from fwk_cache.lmcache.connection import ANSWER, ASK, EXIST, GET, HEALTH, PUT, Connection, read_address
 from fwk_cache.lmcache.tier import LMCacheTier
-from tests.helpers.commands import run
 from tests.helpers.lmcache_server import LMCacheImitation, LMCacheServer, make_environment
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(900)]
@@ -28,7 +27,7 @@ GREEDY = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
 
 @pytest.fixture(scope="module")
 def python(cache: Path) -> Path:
-    return make_environment(cache / "lmcache", run)
+    return make_environment(cache / "lmcache")
 
 
 @pytest.fixture

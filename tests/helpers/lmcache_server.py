@@ -14,7 +14,8 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
+
+from tests.helpers.install import run
 
 NEEDS = (
     "aiohttp", "cachetools", "numba", "numpy<=2.2.6", "prometheus_client<=0.24.1", "psutil", "py-cpuinfo", "pyyaml",
@@ -135,7 +136,7 @@ class LMCacheServer:
         self.stop()
 
 
-def make_environment(folder: Path, run: Any) -> Path:
+def make_environment(folder: Path) -> Path:
     """Its interpreter: LMCache without the gigabytes for GPUs, and the torch that runs the tests."""
     python = folder / "bin" / "python"
     if (folder / "complete").exists():

@@ -1,4 +1,4 @@
-"""Commands of tests that install what they try."""
+"""Commands that make environments of packages."""
 
 from __future__ import annotations
 
