@@ -103,6 +103,13 @@ def test_it_serves_what_a_server_alone_serves_and_comes_back(url: str, model: Pa
     first.kill()
     until(lambda: [one.pid for one in servers()] not in ([], [first.pid]), 30, "another server is started", pause=0.2)
     until(lambda: tokens() == golden, 30, "it serves", pause=0.2)
+    [second] = servers()
+    replica = second.parent()
+    assert replica is not None
+    replica.kill()
+    gone, _ = psutil.wait_procs([second], timeout=60)
+    assert gone, "the server of a dead replica is left"
+    until(lambda: tokens() == golden, 30, "another replica serves", pause=0.2)
 
 
 def test_words_that_cannot_be() -> None:
