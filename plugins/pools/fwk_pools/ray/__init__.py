@@ -14,10 +14,10 @@ from fwk.interfaces.declaration import Needs
 class RayEnginesOptions(Options):
     """Where engines run, and how many (``--data-parallel-backend ray``)."""
 
-    data_parallel_backend: Literal["mp", "ray"] = option(
-        "mp",
-        "Where the engines of --data-parallel-size run: in processes of this machine (mp), or each in an actor of a "
-        "Ray cluster of which this machine is a node (ray).",
+    data_parallel_backend: Literal["ray"] | None = option(
+        None,
+        "ray: each engine of --data-parallel-size runs in an actor of a Ray cluster, of which this machine is a node "
+        "(default: in a process of this machine).",
         stability="experimental",
     )
     ray_engine_address: str = option(
@@ -92,7 +92,7 @@ class RayEnginesOptions(Options):
 
     @model_validator(mode="after")
     def _is_on(self) -> RayEnginesOptions:
-        if self.data_parallel_backend == "mp" and self.ray_min_engines is not None:
+        if self.data_parallel_backend is None and self.ray_min_engines is not None:
             raise ValueError("--ray-min-engines needs --data-parallel-backend ray")
         return self
 
