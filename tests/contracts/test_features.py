@@ -63,6 +63,12 @@ class TestPiecewiseGraphs(FeatureSuite):
     plugin = "piecewise_graphs"
 
 
+class TestAroundCaptures(FeatureSuite):
+    """On a host, where it does nothing; on a device it is in tests/core/test_pretended_graphs.py."""
+
+    plugin = "around_captures"
+
+
 class TestPooling(FeatureSuite):
     """Requests to a model that generates; vectors are in tests/plugins/models."""
 

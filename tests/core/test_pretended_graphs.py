@@ -390,9 +390,9 @@ def test_garbage_is_left_alone_while_steps_are_captured(
 def test_a_profile_of_the_captures_is_logged(
     tiny_folder: Path, caplog: pytest.LogCaptureFixture, is_profiled: bool
 ) -> None:
-    with caplog.at_level("INFO", "fwk.worker.graphs.around_captures"):
+    with caplog.at_level("INFO", "fwk_features.around_captures.worker"):
         served = Served(tiny_folder, enable_profile_cuda_graph=is_profiled)
-    tables = [record.getMessage() for record in caplog.records if record.name == "fwk.worker.graphs.around_captures"]
+    tables = [record.getMessage() for record in caplog.records if record.name == "fwk_features.around_captures.worker"]
     assert len(tables) == is_profiled
     assert all(
         "capturing steps, by self_cpu_time_total" in table and "Self CPU time total" in table for table in tables

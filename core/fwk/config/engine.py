@@ -105,17 +105,6 @@ class EngineOptions(Options):
         "Replay steps of exactly the captured numbers of sequences only, and compute all others operator by operator.",
         stability="beta",
     )
-    enable_cudagraph_gc: bool = option(
-        False,
-        "Let Python's garbage collector run while steps are captured on a GPU; otherwise it is off, or kept from the "
-        "objects that were there before, and capturing is faster.",
-        stability="beta",
-    )
-    enable_profile_cuda_graph: bool = option(
-        False,
-        "Log which operators took the most time while steps were captured on a GPU.",
-        stability="beta",
-    )
     operator_backend: str = option("auto", "Kernels of norms, rotary positions, gates and embeddings.")
     moe_runner_backend: str = option("auto", "Kernels of mixture-of-experts layers.", stability="beta")
     sampling_backend: str = option("auto", "Kernel that picks tokens from the logits.")

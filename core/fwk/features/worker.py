@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -111,6 +111,14 @@ class WorkerFeatures:
     def kept_bytes(self, takes: frozenset[str]) -> int:
         """What they may keep in memory besides."""
         return sum(part.kept_bytes(takes) for part in self._parts)
+
+    @contextmanager
+    def around_captures(self) -> Iterator[None]:
+        """What steps are captured within."""
+        with ExitStack() as stack:
+            for part in self._parts:
+                stack.enter_context(part.around_captures())
+            yield
 
     def pieces(self, attention: AttentionBackend) -> StepPieces | None:
         """What replays steps with prompts, of the first that does."""

@@ -6,7 +6,7 @@ Core keeps lists of parts, which are empty in a run without features, and asks n
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
@@ -970,6 +970,10 @@ class WorkerPart:
         An ``FwkError`` refuses. Any other exception is logged, and refuses, too.
         """
         return {}
+
+    def around_captures(self) -> AbstractContextManager[None]:
+        """Steps are captured within, on a device that captures each of some sizes by itself."""
+        return nullcontext()
 
     def pieces(self, attention: AttentionBackend) -> StepPieces | None:
         """What replays steps with prompts on a device, cut where models call attention; None: it does not."""

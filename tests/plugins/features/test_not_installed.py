@@ -73,11 +73,14 @@ def test_caches_without_tiers(tmp_path: Path) -> None:
         assert len(llm.generate([[1, 2, 3]], SamplingParams(max_tokens=2, ignore_eos=True))[0].token_ids) == 2
 
 
-def test_graphs_without_pieces(tmp_path: Path) -> None:
-    """The option is unknown."""
+@pytest.mark.parametrize(
+    ("feature", "option"),
+    [("piecewise_graphs", "enable_piecewise_cuda_graph"), ("around_captures", "enable_profile_cuda_graph")],
+)
+def test_graphs_without_options_of_features(feature: str, option: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(TINY))
-    with pytest.raises(ConfigError, match="unknown option --enable-piecewise-cuda-graph"):
-        fwk.LLM(str(tmp_path), plugins=without("piecewise_graphs"), enable_piecewise_cuda_graph=True)
+    with pytest.raises(ConfigError, match=f"unknown option --{option.replace('_', '-')}"):
+        fwk.LLM(str(tmp_path), plugins=without(feature), **{option: True})
 
 
 def test_one_attention_backend_for_all_steps(tmp_path: Path) -> None:

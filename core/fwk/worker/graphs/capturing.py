@@ -17,7 +17,6 @@ from fwk.interfaces.moe import GRAPH_CAPTURE
 from fwk.interfaces.parallel import ParallelGroup
 from fwk.interfaces.speculative import SpeculativeDecoder
 from fwk.setup.resolve import ModelSetup
-from fwk.worker.graphs.around_captures import around_captures
 from fwk.worker.graphs.graph_sizes import GraphSizes, graph_sizes
 from fwk.worker.graphs.step_graphs import CapturedStepModel, DecodeGraphs, StepModel, StepSize
 from fwk.worker.loading.model_builder import ModelBuilder
@@ -143,10 +142,7 @@ class Capturing:
         return made
 
     def _around(self) -> AbstractContextManager[None]:
-        return around_captures(
-            collects_garbage=self._options.enable_cudagraph_gc,
-            is_profiled=self._options.enable_profile_cuda_graph,
-        )
+        return self._models.features.around_captures()
 
     def _step_model(self, model: Model, is_greedy: Tensor | None, max_tokens: int, max_drafts: int) -> StepModel:
         operators, taps = self._models.operators, self._models.wanted_taps

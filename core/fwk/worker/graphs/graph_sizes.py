@@ -53,8 +53,6 @@ def graph_sizes(config: Config, device: Device) -> GraphSizes:
     given = {
         "--cuda-graph-bs": options.cuda_graph_bs,
         "--disable-cuda-graph-padding": options.disable_cuda_graph_padding,
-        "--enable-cudagraph-gc": options.enable_cudagraph_gc,
-        "--enable-profile-cuda-graph": options.enable_profile_cuda_graph,
     }
     for name in (name for name, value in given.items() if value):
         if options.disable_cuda_graph:

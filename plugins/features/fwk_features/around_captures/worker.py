@@ -1,4 +1,4 @@
-"""What is done around capturing a device's steps: Python's garbage collector held, and a profile taken."""
+"""The part in each worker."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
-from torch.profiler import profile
+from fwk.errors import ConfigError
+from fwk.interfaces.feature import WorkerPart, WorkerPartContext
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +54,8 @@ def collected_garbage() -> Iterator[None]:
 @contextmanager
 def logged_profile() -> Iterator[None]:
     """Afterwards, the log tells which operators took the host, and a device that torch sees into, most time within."""
+    from torch.profiler import profile  # noqa: PLC0415 - few runs take one
+
     with profile(record_shapes=True) as taken:
         yield
     averages = taken.key_averages(group_by_input_shape=True)
@@ -63,11 +66,21 @@ def logged_profile() -> Iterator[None]:
         log.info("capturing steps, by %s:\n%s", order, averages.table(sort_by=order, row_limit=_ROWS))
 
 
-@contextmanager
-def around_captures(*, collects_garbage: bool, is_profiled: bool) -> Iterator[None]:
-    """Both, as the options ask."""
-    with (
-        collected_garbage() if collects_garbage else frozen_garbage(),
-        logged_profile() if is_profiled else nullcontext(),
-    ):
-        yield
+class AroundCaptures(WorkerPart):
+    """Has no part in sequences."""
+
+    def __init__(self, context: WorkerPartContext) -> None:
+        """Raises ``ConfigError`` for options that would do nothing on the host itself."""
+        super().__init__(context)
+        for name in context.options.given() if context.is_host else ():
+            raise ConfigError(f"{name}: on this device one capture serves steps of all sizes; leave it out")
+
+    @contextmanager
+    def around_captures(self) -> Iterator[None]:
+        """Both, as the options ask."""
+        options = self.context.options
+        with (
+            collected_garbage() if options.enable_cudagraph_gc else frozen_garbage(),
+            logged_profile() if options.enable_profile_cuda_graph else nullcontext(),
+        ):
+            yield
