@@ -118,6 +118,7 @@ def test_stages_with_other_schedules(folders: dict[str, Path], options: dict[str
         ({"task": "embed"}, "stages are of models that generate, and --task embed makes something else"),
         ({"enable_lora": True}, "--enable-lora: .* adapters are for layers of one worker; leave --pipeline-parallel"),
         ({"speculative_algorithm": "ngram"}, "and --pipeline-parallel-size 2 divides the two: leave one out"),
+        ({"expert_distribution_recorder_mode": "stat"}, "-mode: one worker counts, and --pipeline-parallel-size 2"),
         ({"tensor_parallel_size": 2, "expert_parallel_size": 2, "enable_eplb": True}, "--enable-eplb: .* all layers"),
     ],
     ids=str,

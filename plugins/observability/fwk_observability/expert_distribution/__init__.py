@@ -5,9 +5,10 @@ administrator begins, reads and ends a record with ``POST /start_expert_distribu
 ``/dump_expert_distribution_record`` and ``/stop_expert_distribution_record``, as in SGLang.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 from fwk import ObserverSpec, Options, hookimpl, option
+from fwk.config import EngineOptions
 
 
 class ExpertDistributionOptions(Options):
@@ -45,10 +46,21 @@ class ExpertDistributionOptions(Options):
     )
 
 
+class ExpertDistributionSpec(ObserverSpec):
+    """Records in one worker, which must have all layers."""
+
+    def conflict(self, options: Any, engine: EngineOptions) -> str | None:
+        stages, given = engine.pipeline_parallel_size, [name for name in self.enabled_by if getattr(options, name)]
+        if stages == 1 or not given:
+            return None
+        flag = f"--{given[0].replace('_', '-')}"
+        return f"{flag}: one worker counts, and --pipeline-parallel-size {stages} divides the layers"
+
+
 @hookimpl
 def observers() -> list[ObserverSpec]:
     return [
-        ObserverSpec(
+        ExpertDistributionSpec(
             name="expert_distribution",
             load="fwk_observability.expert_distribution.observer:ExpertDistributionObserver",
             worker="fwk_observability.expert_distribution.worker:WorkerExperts",
