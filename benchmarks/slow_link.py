@@ -13,17 +13,14 @@ import json
 import os
 import secrets
 import select
-import statistics
 import struct
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-import urllib.request
 from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -38,7 +35,8 @@ import json, sys, time, urllib.request
 def ask(path, body=None):
     data = None if body is None else json.dumps(body).encode()
     head = {"Content-Type": "application/json"}
-    with urllib.request.urlopen(urllib.request.Request("http://127.0.0.1:8000" + path, data, head), timeout=600) as reply:
+    asked = urllib.request.Request("http://127.0.0.1:8000" + path, data, head)
+    with urllib.request.urlopen(asked, timeout=600) as reply:
         return reply.read()
 end = time.monotonic() + 600
 while True:
@@ -50,7 +48,8 @@ while True:
 from concurrent.futures import ThreadPoolExecutor
 def one(i, count):
     prompt = [(13 * i + 7 * j) % 250 + 20 for j in range(PROMPT)]
-    return json.loads(ask("/generate", {"input_ids": prompt, "sampling_params": {"temperature": 0, "max_new_tokens": count, "ignore_eos": True}}))["output_ids"]
+    sampling = {"temperature": 0, "max_new_tokens": count, "ignore_eos": True}
+    return json.loads(ask("/generate", {"input_ids": prompt, "sampling_params": sampling}))["output_ids"]
 one(0, 2)
 found = {}
 for width in WIDTHS:
@@ -118,7 +117,8 @@ def carry(tuns: Sequence[int], delay: float, bits: float, is_over: threading.Eve
                 os.write(tuns[1 - side], line.popleft()[1])
 
 
-def measure(model: Path, flags: Sequence[str], widths: Sequence[int], count: int, prompt: int) -> dict[str, tuple[float, list[list[int]]]]:
+def measure(model: Path, flags: Sequence[str], client: str) -> dict[str, tuple[float, list[list[int]]]]:
+    """Seconds and tokens by the number of requests at once."""
     with tempfile.TemporaryDirectory() as folder:
         key = Path(folder) / "key"
         key.write_text(secrets.token_hex(32))
@@ -132,7 +132,6 @@ def measure(model: Path, flags: Sequence[str], widths: Sequence[int], count: int
             ]
             environment = {**os.environ, "OMP_NUM_THREADS": "1"}
             nodes.append(subprocess.Popen(words, env=environment, stdout=sys.stderr, stderr=sys.stderr))
-        client = CLIENT.replace("WIDTHS", repr(tuple(widths))).replace("COUNT", str(count)).replace("PROMPT", str(prompt))
         try:
             told = subprocess.run(
                 ["ip", "netns", "exec", SPACES[0], sys.executable, "-c", client], check=True, stdout=subprocess.PIPE
@@ -153,7 +152,9 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=16)
     parser.add_argument("--prompt", type=int, default=32)
     given = parser.parse_args()
-    found = {}
+    client = CLIENT.replace("WIDTHS", repr(tuple(given.widths)))
+    client = client.replace("COUNT", str(given.tokens)).replace("PROMPT", str(given.prompt))
+    found: dict[str, dict[str, tuple[float, list[list[int]]]]] = {}
     with namespaces():
         tuns = [open_tun(*each) for each in zip(SPACES, ADDRESSES, strict=True)]
         is_over = threading.Event()
@@ -161,7 +162,7 @@ def main() -> None:
         carrier.start()
         try:
             for name, flags in (("pp 2", ["--pp-size", "2"]), ("tp 2", ["--tp-size", "2"])):
-                found[name] = measure(given.model, flags, given.widths, given.tokens, given.prompt)
+                found[name] = measure(given.model, flags, client)
         finally:
             is_over.set()
             carrier.join()
