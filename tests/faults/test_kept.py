@@ -1,9 +1,10 @@
-"""Batches and background responses of a server whose API process is killed, which the next server goes on with."""
+"""Batches and background responses end once, whichever of a server's processes is killed meanwhile."""
 
 from __future__ import annotations
 
 import json
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -60,4 +61,22 @@ def test_a_batch_outlives_the_api_process(spawn: Start, tmp_path: Path) -> None:
     ends = ("completed", "incomplete")
     until(lambda: server.get(f"/v1/responses/{background['id']}").json()["status"] in ends, 30, "the response")
     assert server.get(f"/v1/files/{big['id']}").json() == big
+    server.check_invariants()
+
+
+def test_a_background_response_outlives_the_engine(spawn: Start) -> None:
+    server = spawn(*SLOW, "--health-monitor")
+    asked = {"input": "Hi", "background": True, "max_output_tokens": 100, "temperature": 0}
+    untouched = post(server, "/v1/responses", json={**asked, "background": False})
+    streamed = post(server, "/v1/responses", json=asked)
+    at = f"/v1/responses/{streamed['id']}"
+    until(lambda: server.metric("fwk:num_requests_running") == 1, 20, "its first step")
+    time.sleep(0.3)  # some of its 100 steps
+    server.signal_engine(signal.SIGKILL)
+    until(lambda: server.get(at).json()["status"] not in ("queued", "in_progress"), 60, "the response")
+    ended = server.get(at).json()
+    assert ended["status"] == untouched["status"], ended["error"]
+    assert [item["content"] for item in ended["output"]] == [item["content"] for item in untouched["output"]]
+    assert (ended["id"], ended["created_at"]) == (streamed["id"], streamed["created_at"])
+    server.take_new_engine()
     server.check_invariants()

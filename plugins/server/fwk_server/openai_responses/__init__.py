@@ -3,7 +3,8 @@
 A response is kept in memory, and for the key alone that asked for it, until newer ones need the room
 (``--responses-store-bytes``): ``previous_response_id``, retrieving, deleting and cancelling find it there. With
 ``--files-dir`` the next server has it, too, and makes those in the background anew that were under way, calls of tool
-servers among them; without it nothing is left after a restart. ``store`` false keeps nothing. Conversations
+servers among them; without it nothing is left after a restart. One in the background whose engine died is made anew,
+too, unless it has a stream of events. ``store`` false keeps nothing. Conversations
 (``/v1/conversations``) are kept there, too.
 Thinking comes as reasoning items whose ``content`` is in the clear, so there is nothing encrypted, and clients that
 keep the items themselves send them back as they came. ``/v1/responses/compact`` has the model say a conversation in

@@ -14,11 +14,12 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fwk.errors import ConfigError, FwkError, InvalidRequest, NotServed
+from fwk.errors import ConfigError, EngineDead, FwkError, InvalidRequest, NotServed
 from fwk.interfaces.dialect import DialectContext
 from fwk.interfaces.lifecycle import Stage
 from fwk_http.replies import ByteStream
 from fwk_server._common import body
+from fwk_server._common.batches import PATIENCE
 from fwk_server._common.body import shown
 from fwk_server._common.caller import Caller, caller_of
 from fwk_server._common.chat.dialect import ChatDialect, Running, told
@@ -294,17 +295,36 @@ class ResponsesDialect(ChatDialect):
         self._background[key] = job
         job.task = asyncio.create_task(self._run(job, key))
 
+    async def _anew(self, job: Job, key: Key) -> Job:
+        """The same response, of which nothing is made yet, in the place of one whose engine has died."""
+        _, fresh = await self.frontend.run_blocking(self._job, orjson.dumps(job.raw), job.caller)
+        fresh.writer.response |= {name: job.writer.response[name] for name in ("id", "created_at")}
+        fresh.key, fresh.inputs, fresh.task = key, job.inputs, job.task
+        if key in self._background:  # it was not deleted meanwhile
+            self._background[key] = fresh
+        return fresh
+
     async def _run(self, job: Job, key: Key) -> None:
-        writer = job.writer
         try:
-            async with aclosing(self._lines(job)) as lines:
-                async for line in lines:
-                    job.tell(line)
+            has_died = False
+            for seconds in (*PATIENCE, None):
+                try:
+                    job = await self._anew(job, key) if has_died else job
+                    async with aclosing(self._lines(job)) as lines:
+                        async for line in lines:
+                            job.tell(line)
+                    break
+                except EngineDead as error:  # nobody has heard a word of it, unless its events are kept
+                    if seconds is None or job.events is not None:
+                        job.tell(job.writer.fail(told(error)[1]))
+                        break
+                    has_died = True
+                    await asyncio.sleep(seconds)
         except asyncio.CancelledError:
-            writer.cancel()
+            job.writer.cancel()
             raise
         except Exception as error:
-            job.tell(writer.fail(told(error)[1]))
+            job.tell(job.writer.fail(told(error)[1]))
         finally:
             job.end()
             if not self._is_closing and self._background.pop(key, None) is not None:  # not deleted meanwhile
