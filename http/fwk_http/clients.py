@@ -73,7 +73,7 @@ def open_here(request: urllib.request.Request, seconds: float) -> http.client.HT
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *_: Any) -> None:
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> None:
         raise BadReply("it leads elsewhere, where it is not followed")
 
 

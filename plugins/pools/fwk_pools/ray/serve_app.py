@@ -106,7 +106,8 @@ def application(options: AppOptions) -> Any:
     words = [options.model] if options.model is not None else []
     for name, value in (options.model_extra or {}).items():
         words += [f"--{name.replace('_', '-')}", str(value)]
-    return FwkServer.options(
+    deployment: Any = FwkServer  # what the decorator made of it, which its types do not tell
+    return deployment.options(
         autoscaling_config={
             "min_replicas": options.min_replicas,
             "max_replicas": max(options.min_replicas, options.max_replicas),
