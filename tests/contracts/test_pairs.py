@@ -154,9 +154,9 @@ def test_the_sample_has_each_feature() -> None:
     assert len(sampled) < len(PAIRS) / 8
 
 
-def test_at_least_92_of_100_pairs_run() -> None:
+def test_at_least_91_of_100_pairs_run() -> None:
     assert set(REFUSED) <= set(PAIRS)
-    assert len(REFUSED) <= 0.08 * len(PAIRS)
+    assert len(REFUSED) <= 0.09 * len(PAIRS)
 
 
 def test_the_page_is_up_to_date() -> None:

@@ -156,7 +156,12 @@ def _tried_to_capture(run: Run) -> bool:
 def _has_groups(run: Run) -> bool:
     """The layers had two block tables, or one because something else moves blocks that knows of one only."""
     had = any(s.new_window_block_ids for batch in run.batches for s in batch.sequences)
-    return had != (run.chosen["cache"] == "hierarchical" or "kv_transfer" in run.chosen)
+    return had != (run.chosen["cache"] == "hierarchical" or "kv_transfer" in run.chosen or _is_in_stages(run))
+
+
+def _is_in_stages(run: Run) -> bool:
+    """The model's layers are divided: layers then share one block table, and no text is forced."""
+    return "stages" in run.chosen
 
 
 def _quantised(method: str, **options: Any) -> Feature:
@@ -226,7 +231,7 @@ FEATURES = [
     ),
     Feature(
         "forced tokens",
-        lambda run: run.stats.accepted_draft_tokens > 0,
+        lambda run: (run.stats.accepted_draft_tokens > 0) != _is_in_stages(run),
         {"disable_jump_forward": False},
         sampling={"grammar": GrammarRequest("regex", PATTERN)},
     ),
@@ -255,7 +260,7 @@ FEATURES = [
     Feature("tensor parallel", _chose("executors", "processes"), {"executor": "processes", "tensor_parallel_size": 2}),
     Feature(
         "pipeline parallel",
-        _chose("executors", "processes"),
+        _is_in_stages,
         {"executor": "processes", "pipeline_parallel_size": 2},
     ),
     Feature(

@@ -129,7 +129,10 @@ REFUSED: dict[tuple[str, str], str] = {
     ("rerank", "pipeline parallel"): "--pipeline-parallel-size 2 is not possible: stages are of models that generate",
     ("state group", "pipeline parallel"): "--pipeline-parallel-size 2 is not possible: .* has recurrent layers",
     ("pipeline parallel", "images"): "takes image, .* leave --pipeline-parallel-size out, or serve text alone",
-    ("pipeline parallel", "moving experts"): "--enable-eplb .* in all layers at once; leave --pipeline-parallel-size",
+    (
+        "pipeline parallel",
+        "moving experts",
+    ): "--enable-eplb: experts are placed in all layers at once; leave --pipeline",
     (
         "pipeline parallel",
         "prefill elsewhere",

@@ -151,6 +151,8 @@ class WorkerBuilder:
         is_greedy = self._rebuild.is_greedy = torch.zeros(1, dtype=torch.int64) if self._setup.device.is_host else None
         model = self._models.build_served(is_greedy)
         num_own_layers = len(self._models.layers)
+        if (stages := self._group.stage.count) > 1:
+            self._chosen["stages"] = f"{stages} (the last one has {num_own_layers} layers)"
         decoder = self._capturing.decoder = self._decoder(model)
         num_drafted = self._num_drafted_slots(has_decoder=decoder is not None)
         states = self._states(num_drafted)
