@@ -87,6 +87,18 @@ async def test_two_nodes_serve_and_one_that_died_is_awaited(machines: Machines, 
     assert ended(other) == 0
 
 
+def test_each_of_two_nodes_has_a_stage(machines: Machines, spawn: Start) -> None:
+    """Two tensor-parallel ranks on each."""
+    one = spawn(*FLOAT32)
+    flags = (*FLOAT32, "--pp-size", "2")
+    other, first = machines.node(1, *flags), machines.node(0, *flags).start()
+    assert first.golden == one.golden
+    assert len(psutil.Process(other.process.pid).children()) == 2
+    assert first.get("/server_info").json()["chosen"]["stages"].startswith("2 ")
+    assert first.stop() == 0
+    assert ended(other) == 0
+
+
 def test_nodes_end_with_node_0_however_it_ends(machines: Machines) -> None:
     flags = (*FLOAT32, "--dist-timeout", "12")
     first, other = machines.node(0, *flags), machines.node(1, *flags)

@@ -90,7 +90,7 @@ def test_stages_compute_what_one_worker_does(tmp_path: Path, kind: str, changes:
 @pytest.mark.sweep
 @pytest.mark.parametrize("kind", ARCHITECTURES)
 def test_every_architecture_that_says_so_is_divided(tmp_path: Path, kind: str) -> None:
-    write(tmp_path, kind, ARCHITECTURES[kind][1])
+    write(tmp_path, *ARCHITECTURES[kind])
     whole = RunnableModel(tmp_path)
     if not whole.model.divides_layers:
         pytest.skip(f"{whole.spec} keeps its layers in one worker")
