@@ -19,7 +19,6 @@ import zmq
 
 from fwk.errors import ConfigError
 
-
 UNSIGNED = 2**32 - 1
 """Places of media, whose ids are negative words of a hash, are told as 2**31 and more, which is no token's id either:
 readers of other servers' events take unsigned numbers."""
