@@ -68,8 +68,8 @@ class Rounds:
     def run(self, engines: Sequence[Ready], scenarios: Sequence[str], count: int, is_apart: bool = False) -> None:
         """``count`` rounds after those that are recorded already.
 
-        is_apart: all rounds of a scenario one after another; each engine is started once for a scenario, and has nothing
-        to do while others are measured.
+        is_apart: all rounds of a scenario one after another; each engine is started once for a scenario, and has
+        nothing to do while others are measured.
         """
         if is_apart:
             for scenario in scenarios:

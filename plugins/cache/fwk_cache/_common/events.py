@@ -2,8 +2,8 @@
 
 A message has three parts: the topic, a sequence number (8 bytes, big-endian) and a batch in msgpack:
 ``[time, [event, ...]]``. Events are arrays with their name first, as ``["BlockStored", hashes, parent_hash, token_ids,
-block_size, lora_id]`` and ``["BlockRemoved", hashes]``. With the format ``map`` they have their fields by name, and their
-own name as ``type``, which is what vLLM's router reads; the batch stays an array.
+block_size, lora_id]`` and ``["BlockRemoved", hashes]``. With the format ``map`` they have their fields by name, and
+their own name as ``type``, which is what vLLM's router reads; the batch stays an array.
 """
 
 from __future__ import annotations
