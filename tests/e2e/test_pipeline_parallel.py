@@ -81,7 +81,6 @@ DRAWN = SamplingParams(max_tokens=12, temperature=1, seed=5, top_p=0.9, repetiti
 ENDED = SamplingParams(max_tokens=18, temperature=1, seed=8, stop_token_ids=tuple(range(0, 320, 9)))
 
 
-@pytest.mark.gate(1)
 def test_two_stages_say_what_one_worker_says(folders: dict[str, Path]) -> None:
     """Chunks, the prefix cache and pre-emption are all in it."""
     check_same(folders["dense"], {}, TWO, [(GREEDY, 1), (SCORED, 1), (DRAWN, 2), (ENDED, 1)])
