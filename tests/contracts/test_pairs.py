@@ -68,7 +68,7 @@ def check(places: Places, names: tuple[str, ...]) -> None:
         assert feature.proof(found), f"{feature.name} took no part"
 
 
-DISTANCE = 7
+DISTANCE = 9
 RANKS = {"tensor parallel", "pipeline parallel", "expert parallel"}
 ALONE = ("chunked prefill", "images", "double sparsity")
 """Tried alone in the gate; the last is refused with the drafts that it would be tried with."""

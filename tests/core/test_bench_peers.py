@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -185,12 +186,14 @@ def test_rounds_apart_start_each_engine_once_for_a_scenario(rounds: Rounds) -> N
 
 
 def test_memory_counts_shared_pages_once() -> None:
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
+    forks = "import os, time; kept = b'x' * 2**26; os.fork(); print(flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", forks], stdout=subprocess.PIPE, start_new_session=True) as process:
         try:
-            both = psutil.Process().memory_info().rss + psutil.Process(process.pid).memory_info().rss
-            assert 0 < proportional_memory(os.getpid()) < both
+            assert process.stdout is not None
+            assert process.stdout.read(2) == b"\n\n", "of both"
+            assert 2**26 < proportional_memory(process.pid) < 1.5 * 2**26
         finally:
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)
     assert proportional_memory(None) == 0
 
 

@@ -241,6 +241,7 @@ CONNECTS = {
     "core/fwk/server/engine_client.py": "zmq, to the engine that it started",
     "plugins/kv_transfer/fwk_kv_transfer/_common/signed.py": "its own protocol, signed and bounded",
     "plugins/kv_transfer/fwk_kv_transfer/remote_prefill/posting.py": "Allowance",
+    "plugins/multimodal/fwk_multimodal/media/encoder_servers.py": "Allowance",
     "plugins/server/fwk_server/openai_responses/mcp_client.py": "bound_httpx",
     "plugins/server/fwk_server/_common/records.py": "sqlite3, to a file",
     "plugins/cache/fwk_cache/_common/timed_socket.py": "a deadline for each command of redis and lmcache",
@@ -270,7 +271,7 @@ CONNECTS = {
 """Files that open connections or start what does, and what bounds the replies."""
 
 OPENS = re.compile(
-    r"create_connection|open_connection|open_unix_connection|\.connect\(|HTTPConnection\(|build_opener|urlopen|"
+    r"create_connection|open_connection|open_unix_connection|\.connect\(|HTTPConnection\(|build_opener|urlopen|open_here\(|"
     r"import (requests|httpx2?|aiohttp|urllib3)\b|snapshot_download|hf_hub_download|sse_client|streamable_http_client|"
     r"push_to_gateway|OTLPSpanExporter|init_process_group|TCPStore|websockets|grpc"
 )

@@ -277,6 +277,8 @@ OWN = {
     "plugins/server/fwk_server/_common/batches.py": "files that it wrote",
     "plugins/server/fwk_server/tgi/remote_weights.py": "weights, with a flag that waits for nothing",
     "plugins/multimodal/fwk_multimodal/media/worker.py": "a folder that the server made",
+    "plugins/multimodal/fwk_multimodal/media/rows.py": "a folder that the server made",
+    "plugins/multimodal/fwk_multimodal/media/encoder_servers.py": "a folder that the server made",
     "plugins/multimodal/fwk_multimodal/transcription/server.py": "a folder that the server made",
     "plugins/server/fwk_server/openai_audio/files.py": "a folder that the server made",
 }

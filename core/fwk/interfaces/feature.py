@@ -21,7 +21,6 @@ from fwk.interfaces.device import Event, NoEvent
 from fwk.interfaces.dialect import EmbedInput, Frontend, GenerateInput, OutputDelta, TextTools
 from fwk.interfaces.executor import WorkerRecipe
 from fwk.interfaces.grammar import Grammar
-from fwk.interfaces.graphs import StepPieces
 from fwk.interfaces.lifecycle import PluginLifecycle
 from fwk.interfaces.loader import Checkpoint
 from fwk.interfaces.model import Encoder, HiddenTap, Model, ModelContext, ModelSpec
@@ -37,6 +36,8 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
     from pydantic import BaseModel
     from torch import Tensor
+
+    from fwk.interfaces.graphs import StepPieces
 
 Ask = Callable[..., Awaitable[Any]]
 """``await ask(operation, *args)`` runs an operation of engine parts: ``ServerPartContext.ask``."""

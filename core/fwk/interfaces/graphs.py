@@ -107,7 +107,10 @@ class CapturedPieces(Protocol):
         ...
 
     def run(self, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
-        """The hidden states of a step with ``piece_tokens``, and those with what taps keep: of its own tokens alone."""
+        """The hidden states of a step with ``piece_tokens``, [num_tokens, width], and those with what taps keep.
+
+        Both are of its own tokens alone.
+        """
         ...
 
 

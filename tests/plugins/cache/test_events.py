@@ -171,6 +171,7 @@ def test_events_can_be_off(tmp_path: Path) -> None:
     assert not (tmp_path / "events").exists()
 
 
+@pytest.mark.parametrize("router", ["array"], indirect=True)
 def test_places_of_media_are_unsigned(tmp_path: Path, router: Router) -> None:
     """As readers want them, which take numbers of 32 bits without a sign; and apart from all tokens."""
     cache = make(tmp_path)
