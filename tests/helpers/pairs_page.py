@@ -131,6 +131,10 @@ REFUSED: dict[tuple[str, str], str] = {
     ("pipeline parallel", "images"): "takes image, .* leave --pipeline-parallel-size out, or serve text alone",
     (
         "pipeline parallel",
+        "images encoded apart",
+    ): "takes image, .* leave --pipeline-parallel-size out, or serve text alone",
+    (
+        "pipeline parallel",
         "moving experts",
     ): "--enable-eplb: experts are placed in all layers at once; leave --pipeline",
     (
