@@ -313,6 +313,9 @@ def settle(site: Site) -> None:
             site.wrong(f"batch {name} of {place.name}: {json.dumps(told)[:400]}")
             continue
         lines = place.server.get(f"/v1/files/{told['output_file_id']}/content").text.splitlines()
+        if torn := [line for line in lines if not _is_json(line)]:
+            site.wrong(f"batch {name} of {place.name}: lines of its output are no JSON: {torn!r:.3000}")
+            continue
         told_ids = sorted(int(json.loads(line)["custom_id"]) for line in lines)
         if told_ids != list(range(BATCH_LINES)):
             site.wrong(f"batch {name} of {place.name}: its output has the lines {told_ids}")
@@ -320,6 +323,14 @@ def settle(site: Site) -> None:
             prompt = PROMPTS[int(line["custom_id"]) % len(PROMPTS)]
             site.check(place, prompt, line["response"]["body"]["choices"][0]["text"])
         site.outcomes["batches whole"] += 1
+
+
+def _is_json(line: str) -> bool:
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return True
 
 
 def main() -> int:
