@@ -103,12 +103,15 @@ class _Results:
         ):
             counts[name] = 0
             if path.exists():
-                file = self._files[kind] = path.open("rb+")
-                size = path.stat().st_size
-                for number in _whole_lines(file):
-                    done.add(number)
-                    counts[name] += 1
-                self._store.give_back(size - path.stat().st_size)
+                size, end = path.stat().st_size, 0
+                with path.open("rb") as file:
+                    for number, length in _whole_lines(file):
+                        done.add(number)
+                        counts[name] += 1
+                        end += length
+                os.truncate(path, end)
+                self._files[kind] = path.open("ab")  # one that reads, too, writes some bytes where it has read
+                self._store.give_back(size - end)
         return done
 
     def write(self, kind: str, line: dict[str, Any]) -> None:
@@ -140,20 +143,16 @@ class _Results:
             batch.body[f"{kind}_file_id"] = name
 
 
-def _whole_lines(file: IO[bytes]) -> Iterator[int]:
-    """The numbers of a results file's lines; behind them the file is cut, and ready for more."""
-    end = 0
+def _whole_lines(file: IO[bytes]) -> Iterator[tuple[int, int]]:
+    """The numbers of a results file's lines that are whole, and their bytes."""
     for data in file:
         try:
             number = int(orjson.loads(data)["id"].split("_")[2])
         except (ValueError, KeyError, IndexError, TypeError, AttributeError):
-            break
+            return
         if not data.endswith(b"\n"):
-            break
-        end += len(data)
-        yield number
-    file.seek(end)
-    file.truncate()
+            return
+        yield number, len(data)
 
 
 class _Lines:
