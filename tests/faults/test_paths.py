@@ -51,7 +51,7 @@ WITH = {
     "--disaggregation-token-file": ["--disaggregation-mode", "prefill"],
     "--weights-cache": ["--quantization", "int8"],
 }
-"""What an option needs beside it to mean something."""
+"""What an option needs alongside it to mean something."""
 
 
 @pytest.fixture

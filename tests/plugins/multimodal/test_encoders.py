@@ -111,7 +111,7 @@ def media(*numbers: int, kind: str = "image") -> list[Media]:
 
 
 async def turn() -> None:
-    """Let all tasks that can go on do so."""
+    """Let all tasks that can continue do so."""
     for _ in range(20):
         await asyncio.sleep(0)
 

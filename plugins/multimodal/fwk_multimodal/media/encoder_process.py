@@ -46,7 +46,7 @@ def _answer(target: int, answer: Answer) -> None:
         while data:
             data = data[os.write(target, data) :]
     except OSError:
-        os._exit(0)  # nobody listens any more
+        os._exit(0)  # its reader has ended
 
 
 def _done(target: int, work: Any, *args: Any) -> Any:

@@ -66,7 +66,7 @@ class Piece:
 class PieceQueue:
     """Pieces of all requests. Of two requests each has its turn, however many pieces the one that came first has.
 
-    drop: called with those that nobody waits for any more when their turn comes.
+    drop: called with those whose request has ended when their turn comes.
     """
 
     def __init__(self, drop: Callable[[Piece], None]) -> None:

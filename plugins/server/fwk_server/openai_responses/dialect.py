@@ -314,7 +314,7 @@ class ResponsesDialect(ChatDialect):
                         async for line in lines:
                             job.tell(line)
                     break
-                except EngineDead as error:  # nobody has heard a word of it, unless its events are kept
+                except EngineDead as error:  # no client has read any of it, unless its events are kept
                     if seconds is None or job.events is not None:
                         job.tell(job.writer.fail(told(error)[1]))
                         break
