@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,8 +44,6 @@ def small_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def served(folder: Path, **options: Any) -> Iterator[fwk.LLM]:
-    gc.collect()
-    MEMORY.forget()
     with pretended() as plugins, fwk.LLM(str(folder), plugins=plugins, **OPTIONS | options) as llm:
         yield llm
 

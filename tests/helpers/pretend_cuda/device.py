@@ -104,6 +104,7 @@ def pretended() -> Iterator[PluginSet]:
     JOURNAL.forget()
     gc.collect()  # what other tests left, which each start here would look at again several times
     gc.freeze()
+    MEMORY.forget()  # what then still has memory is another process's on a real device
     torch._C._set_only_lift_cpu_tensors(True)  # type: ignore[attr-defined]
     try:
         with Pretending():

@@ -28,6 +28,8 @@ def attention_backends() -> list[AttentionBackendSpec]:
 @contextmanager
 def flashinfer_stand_in() -> Iterator[None]:
     """Within, FlashInfer's wrappers are those of ``fake_flashinfer``, each run of which is one launch."""
+    fake_flashinfer.PLANS.clear()
+    fake_flashinfer.MADE.clear()
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "flashinfer", fake_flashinfer)
         for name in ("backend", "wrappers"):

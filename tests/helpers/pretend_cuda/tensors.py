@@ -76,7 +76,7 @@ class Memory:
         self.most = self.now
 
     def forget(self) -> None:
-        """Count from nothing: what is left of engines before is another process's on a real device."""
+        """Count from nothing."""
         self._watched.clear()  # whose callbacks would take it off
         self._tensors.clear()
         self._sizes.clear()
