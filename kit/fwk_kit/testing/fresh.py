@@ -1,7 +1,7 @@
 """Child of ``test_works_in_a_fresh_process``: ``python -m fwk_kit.testing.fresh``.
 
-Reads lines of JSON, ``[MODULE:SUITE, FAMILY, NAME, OPTIONS]``, uses each plugin and writes a line: null, or the
-traceback.
+Reads lines of JSON, ``[MODULE:SUITE, FAMILY, NAME, OPTIONS, ENVIRONMENT]``, uses each plugin and writes a line: null,
+or the traceback.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ def main() -> None:
     for line in sys.stdin:
         told = None
         try:
-            exercise(*json.loads(line))
+            *asked, environment = json.loads(line)
+            os.environ.clear()
+            os.environ.update(environment)
+            exercise(*asked)
         except Exception:
             told = traceback.format_exc()[-MAX_TRACEBACK:]
         print(json.dumps(told), file=replies, flush=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -29,7 +30,7 @@ class FreshProcess:
         late = threading.Timer(SECONDS, child.kill)
         late.start()
         try:
-            child.stdin.write(json.dumps([where, family, name, options]) + "\n")
+            child.stdin.write(json.dumps([where, family, name, options, dict(os.environ)]) + "\n")
             child.stdin.flush()
             line = child.stdout.readline()
         except BrokenPipeError:
