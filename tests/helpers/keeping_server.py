@@ -20,16 +20,21 @@ class KeepingServer:
         self.lifecycles = LifecycleManager()
         self._lifecycle = self.lifecycles.make("dialects.test")
         self.dialect: Any = dialect(DialectContext(frontend, options, self._lifecycle))
-        self._app = FastAPI()
-        install_error_handlers(self._app)
-        self.dialect.routes(self._app)
+        app = FastAPI()
+        install_error_handlers(app)
+        self.dialect.routes(app)
+        self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
+
+    async def begin(self) -> None:
+        """It listens; no engine serves yet."""
+        await self.lifecycles.begin(self._lifecycle)
 
     async def start(self) -> httpx.AsyncClient:
         """Its client, once the server has taken over what there is, unless another one has it."""
-        await self.lifecycles.begin(self._lifecycle)
+        await self.begin()
         await self.lifecycles.ready()
         await asyncio.sleep(0.05)
-        return httpx.AsyncClient(transport=httpx.ASGITransport(self._app), base_url="http://test")
+        return self.http
 
     async def die(self) -> None:
         """As by SIGKILL: nothing is written any more, and the folder is free."""

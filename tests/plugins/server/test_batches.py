@@ -329,6 +329,22 @@ async def test_what_a_dead_server_kept_goes_on(frontend, tmp_path: Path) -> None
     await third.lifecycles.end()
 
 
+async def test_nothing_is_kept_before_the_engines_serve(frontend, tmp_path: Path) -> None:
+    """What is accepted then would be taken over as what an earlier server kept, and run twice."""
+    server = served(frontend, tmp_path)
+    await server.begin()
+    data = json.dumps(line("q"))
+    form: dict[str, Any] = {"data": {"purpose": "batch"}, "files": {"file": ("in.jsonl", data)}}
+    early = await server.http.post("/v1/files", **form)
+    assert (early.status_code, early.headers["retry-after"]) == (503, "1")
+    assert "starting" in early.text
+    await server.lifecycles.ready()
+    file = (await server.http.post("/v1/files", **form)).json()
+    asked = {"input_file_id": file["id"], "endpoint": CHAT, "completion_window": "24h"}
+    assert (await server.http.post("/v1/batches", json=asked)).status_code == 200
+    await server.lifecycles.end()
+
+
 @pytest.mark.sweep
 async def test_an_expired_batch_does_not_go_on(frontend, tmp_path: Path, monkeypatch) -> None:
     generate = frontend.generate

@@ -92,7 +92,7 @@ class _Results:
 
     @staticmethod
     def paths(store: FileStore, batch: Batch) -> dict[str, Path]:
-        return {kind: store.new_path(f"{batch.id}_{kind}") for kind in ("output", "error")}
+        return {kind: store.records.folder / f"{batch.id}_{kind}" for kind in ("output", "error")}
 
     def resume(self) -> set[int]:
         """The numbers of the lines that were answered before. What was cut off is taken away. Off the event loop."""
@@ -110,7 +110,7 @@ class _Results:
                         counts[name] += 1
                         end += length
                 os.truncate(path, end)
-                self._files[kind] = path.open("ab")  # one that reads, too, writes some bytes where it has read
+                self._files[kind] = path.open("ab")
                 self._store.give_back(size - end)
         return done
 

@@ -87,9 +87,10 @@ class FileStore:
             if path not in used and not path.name.startswith("records.sqlite"):
                 path.unlink(missing_ok=True)
 
-    def new_path(self, name: str | None = None) -> Path:
-        """Where another file may be written."""
-        return self.records.folder / (name or uuid.uuid4().hex)
+    def new_path(self) -> Path:
+        """Where another file may be written. Raises ``NotServed`` as ``Records.check_open`` does."""
+        self.records.check_open()
+        return self.records.folder / uuid.uuid4().hex
 
     def take(self, size: int, *, is_new: bool = False) -> None:
         """Count ``size`` bytes that are about to be written, of a file that is not there yet if it ``is_new``.

@@ -43,6 +43,7 @@ class Records:
     def __init__(self, parent: str | None, dialect: str, frontend: Frontend) -> None:
         """Of a dialect over a model. Raises ``ConfigError`` for a folder that cannot be had."""
         self.is_lasting = parent is not None
+        self._is_taken_over = parent is None
         own = quote(f"{dialect}@{frontend.card.name}", safe="@-")[:200]
         self._path = None if parent is None else output_folder(Path(parent) / own, "--files-dir")
         self._temporary: TemporaryFolder | None = None
@@ -53,7 +54,14 @@ class Records:
         self._last: Future[sqlite3.Cursor] | None = None
 
     def check_open(self) -> None:
-        """Raise ``NotServed`` while the folder is another server's."""
+        """Raise ``NotServed`` while the folder is another server's, or what that one kept is not taken over yet."""
+        self._check_owned()
+        if not self._is_taken_over:
+            raise NotServed(
+                "the server is starting: files and batches of the one before are not taken over yet", 503, 1
+            )
+
+    def _check_owned(self) -> None:
         if self._path is not None and self._database is None:
             raise NotServed(
                 "another server keeps files in this server's folder: wait for its end, or give one of them another "
@@ -64,8 +72,8 @@ class Records:
 
     @property
     def folder(self) -> Path:
-        """Where files are. Raises as ``check_open`` does."""
-        self.check_open()
+        """Where files are. Raises ``NotServed`` while it is another server's."""
+        self._check_owned()
         if self._path is None:
             with self._guard:
                 self._temporary = self._temporary or TemporaryFolder("files")  # most servers never need one
@@ -134,24 +142,35 @@ class Records:
 
     def serve(self, lifecycle: PluginLifecycle, load: Callable[[], None]) -> None:
         """Open with the server, or as soon as the folder is free, and call ``load`` then, once the engines serve."""
-        ready = asyncio.Event()
+        is_late = asyncio.Event()
+
+        def take_over() -> None:
+            try:
+                load()
+            except Exception as error:
+                told = f"{type(error).__name__}: {error}"
+                raise ConfigError(f"--files-dir: {self._path} cannot be taken over, move it away: {told}") from error
+            self._is_taken_over = True
 
         async def setup() -> None:
             if not self.open():
                 log.warning("--files-dir: another server has %s: waiting for its end", self._path)
 
-        async def set_ready() -> None:
-            ready.set()
+        async def ready() -> None:
+            if self._database is not None:
+                take_over()
+            else:
+                is_late.set()
 
         async def wait() -> None:
+            await is_late.wait()
             while not self.open():
                 await asyncio.sleep(SECONDS)
-            await ready.wait()
-            load()
+            take_over()
 
         if self.is_lasting:
             lifecycle.on(Stage.SETUP, setup)
-            lifecycle.on(Stage.READY, set_ready)
+            lifecycle.on(Stage.READY, ready)
             lifecycle.background(wait)
 
     def _write(self, statement: str, values: tuple[object, ...]) -> None:

@@ -256,6 +256,7 @@ class ResponsesDialect(ChatDialect):
 
     async def _start(self, job: Job, data: bytes) -> dict[str, Any]:
         """Have a response made in the background, of this body: the response as it is now."""
+        self._records.check_open()
         if len(self._background) >= self._max_background:
             raise NotServed(f"{self._max_background} responses are in the background already: try again later", 429)
         assert job.key is not None
