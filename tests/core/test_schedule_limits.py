@@ -50,6 +50,14 @@ def test_a_step_with_enough_prompt_tokens_starts_no_further_prompt() -> None:
     assert new_tokens(engine) == [[4, 4], [1, 1, 6], [1, 29], [11], [1, 3], [1]], "decoding does not count"
 
 
+def test_more_prompts_start_together_where_each_has_one_token() -> None:
+    engine = make_engine(step_tokens=60, chunk_tokens=60, max_start_tokens=6, cache="none")
+    for name, length, tokens in (("a", 8, 1), ("b", 9, 1), ("c", 8, 1), ("d", 5, 1), ("e", 5, 2), ("f", 3, 1)):
+        ask(engine, name, length, tokens)
+    finish(engine)
+    assert new_tokens(engine) == [[8, 9, 8], [5, 5, 3], [1]], "24 tokens of those, and then no others overtake"
+
+
 def test_a_step_with_enough_prompts_starts_no_further_one() -> None:
     engine = make_engine(step_tokens=30, chunk_tokens=6, max_prompts=2, cache="none")
     for name, length in (("a", 4), ("b", 9), ("c", 2), ("d", 3)):

@@ -163,7 +163,8 @@ class EngineOptions(Options):
     max_start_tokens: int | None = option(
         None,
         "Tokens of prompts in a step from which it starts no further prompt, so that the first of several are answered "
-        "sooner (default: no limit; on a CPU 16, since computing more of them together is hardly cheaper there).",
+        "sooner; four times as many of requests for one token (default: no limit; on a CPU 16, since computing more of "
+        "them together is hardly cheaper there).",
         ge=1,
         le=2**20,
     )

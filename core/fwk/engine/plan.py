@@ -15,7 +15,8 @@ class Limits:
 
     ``generates``: of a model that does not, requests have ``max_tokens`` 0, and only they do: nothing follows a prompt.
     ``whole_prompts``: it needs each prompt in one step, all of it, and a prefix cache that never finds anything.
-    ``max_start_tokens``: tokens of prompts in a step from which it starts no further prompt; None: as many as fit.
+    ``max_start_tokens``: tokens of prompts in a step from which it starts no further prompt, ``ONLY_ONE`` times
+    as many where that one ends with its first token; None: as many as fit.
     ``max_prompts``: prompts in a step, begun ones included, from which it starts no further one; None: as many as fit.
     ``max_chunk_tokens`` of None: a prompt is cut only if it is longer than a step.
     ``max_decode_gap``: a step with prompts takes at most so many times one in which all that run and wait only decode,

@@ -33,6 +33,9 @@ from fwk.types import (
     TokenEvent,
 )
 
+ONLY_ONE = 4
+"""Times as many tokens of prompts as ``max_start_tokens`` are started where each sequence ends with its first token."""
+
 
 class Scheduler:
     """Decides what each step computes and keeps the books of sequences, slots and blocks."""
@@ -356,7 +359,8 @@ class Scheduler:
             most = self.limits.max_start_tokens
             free = sys.maxsize if self.limits.max_prompts is None else self.limits.max_prompts
             free -= len(plan.scheduled) - num_before
-            self._admit_waiting(plan, 0 if most is None else room - most, free)
+            least = (0, 0) if most is None else (room - most, room - most * ONLY_ONE)
+            self._admit_waiting(plan, *least, free)
         plan.counts = num_before, room - plan.budget
         self._chunking.end_step()
 
@@ -389,19 +393,24 @@ class Scheduler:
             return True
         return not sequence.runs_ahead and (sequence.has_drafts_in_flight or self.limits.num_lookahead > 0)
 
-    def _admit_waiting(self, plan: StepPlan, rest: int, count: int) -> None:
-        """Start up to ``count`` sequences until no more than ``rest`` tokens of the budget, or no slots, are left."""
-        rest = max(rest, 0)
-        if plan.budget <= rest or count <= 0 or not self._free_slots:
+    def _admit_waiting(self, plan: StepPlan, rest: int, last_rest: int, count: int) -> None:
+        """Start up to ``count`` sequences until no more than ``rest`` tokens of the budget, or no slots, are left;
+        ``last_rest``: the same for sequences that end with their first token.
+        """
+        rest, last_rest = max(rest, 0), max(last_rest, 0)
+        if plan.budget <= last_rest or count <= 0 or not self._free_slots:
             return
         admitted: list[Sequence] = []
         for candidate in self._queue.candidates():
             if candidate in plan.scheduled:
                 continue
+            is_last = candidate.max_tokens - candidate.num_output_tokens <= 1
+            if plan.budget <= (last_rest if is_last else rest):
+                break
             if not self._admit(candidate, plan):
                 break  # whoever is first in the policy's order is not overtaken
             admitted.append(candidate)
-            if plan.budget <= rest or len(admitted) == count or not self._free_slots:
+            if len(admitted) == count or not self._free_slots:
                 break
         for sequence in admitted:
             self._queue.start(sequence)
