@@ -26,6 +26,12 @@ class TestWeightUpdate(FeatureSuite):
         return {"update_weights": (folder, "dummy")}
 
 
+class TestPluginSwitch(FeatureSuite):
+    """Requests while nothing is switched; switches are in tests/core and tests/faults/test_switching.py."""
+
+    plugin = "plugin_switch"
+
+
 class TestRecurrentStates(FeatureSuite):
     """Of a model without any; others are in tests/plugins/models."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from contextlib import nullcontext
+from functools import partial
 from importlib.metadata import entry_points
 from types import SimpleNamespace
 from typing import Any
@@ -17,24 +18,27 @@ from tests.helpers.scheduling import ask
 
 from fwk import DialectSpec, Facts, Limit, Needs, Options, SchedulePolicySpec, option
 from fwk.config import Config, EngineOptions
-from fwk.engine.switching import EngineSwitch
 from fwk.errors import EngineDead, InvalidRequest, PluginError, PluginLoadError, RequestFailed
 from fwk.interfaces.dialect import ModelCard
+from fwk.interfaces.feature import EnginePartContext, ServerPartContext, WorkerPartContext
 from fwk.interfaces.observer import Observer
 from fwk.interfaces.sampling import LogitsProcessor, LogitsView, Sampler, SamplingContext, SamplingRows
 from fwk.interfaces.schedule import ScheduleContext, SchedulePolicy
-from fwk.plugins import PluginSet, Resolution, discover
+from fwk.plugins import PluginFactory, PluginSet, Resolution, discover
 from fwk.plugins.options import build_config
 from fwk.server.lifecycle import LifecycleManager
 from fwk.server.model_engines import ModelEngines
 from fwk.server.observer_dispatch import Observers
 from fwk.server.parsers import Parsers
 from fwk.server.route_registry import RouteRegistry
-from fwk.server.switching import PluginSwitcher, ServerComponents, SwitchOrder
+from fwk.server.server_plugins import ServerComponents, ServerPlugins
 from fwk.types import NewSequence, SamplingParams
 from fwk.worker.runner.sequence_table import SequenceTable
 from fwk.worker.runner.step_rows import StepRows
 from fwk.worker.sampling.pipeline import Place, SamplingPipeline
+from fwk_features.plugin_switch.engine import EngineSwitch
+from fwk_features.plugin_switch.server import PluginSwitcher, SwitchOrder
+from fwk_features.plugin_switch.worker import ProcessorSwitch
 from fwk_http.keys import Keys
 from fwk_kit.testing.base import installed
 from fwk_kit.testing.fake_engine import make_engine, make_policy, reference
@@ -124,8 +128,18 @@ def test_a_policy_that_cannot_take_over_leaves_the_old_one(policy: type[Schedule
 def test_the_engine_switches_what_it_can() -> None:
     engine = make_engine()
     calls: list[Any] = []
-    executor: Any = SimpleNamespace(call=lambda *args: calls.append(args) or [None, None])
-    switch = EngineSwitch(installed(), engine.scheduler, executor, Resolution(Facts(), {}))
+    answers: list[str | None] = [None, None]
+
+    def made(plugins: PluginSet, run: Resolution) -> EngineSwitch:
+        def call(*args: Any) -> list[str | None]:
+            calls.append(args)
+            return answers
+
+        factory: Any = PluginFactory(plugins, {}, run)
+        use_policy = engine.scheduler.switch_policy
+        return EngineSwitch(EnginePartContext("plugin_switch", call, plugins=factory, use_policy=use_policy))
+
+    switch = made(installed(), Resolution(Facts(), {}))
     switch.switch("schedulers", "sla", {"sla_default": 3}, True)
     assert type(engine.scheduler.policy).__name__ == "EarliestDeadlineFirst"
     switch.switch("logits_processors", "penalties", {}, True)
@@ -134,7 +148,7 @@ def test_the_engine_switches_what_it_can() -> None:
     no_trees = Limit("drafts", ("none",), "it counts tokens")
     plugins = of(SchedulePolicySpec(name="counting", load="a:b", limits=(no_trees,)))
     with pytest.raises(PluginError, match=r"'counting' .acme. cannot be used: it serves drafts none only, not tree"):
-        EngineSwitch(plugins, engine.scheduler, executor, drafting).switch("schedulers", "counting", {}, True)
+        made(plugins, drafting).switch("schedulers", "counting", {}, True)
     for family, name, options in (
         ("schedulers", "nobody", {}),
         ("schedulers", "sla", {"sla_default": -1}),
@@ -142,13 +156,31 @@ def test_the_engine_switches_what_it_can() -> None:
     ):
         with pytest.raises(Exception, match=r"nobody|sla-default|cannot be switched"):
             switch.switch(family, name, options, True)
-    executor.call = lambda *args: calls.append(args) or [None, "rank 1 cannot"]
+    answers[1] = "rank 1 cannot"
     with pytest.raises(PluginError, match="rank 1 cannot"):
         switch.switch("logits_processors", "penalties", {}, True)
     assert calls[-1][0] == "prepare_processor", "no rank uses what another one has not"
 
 
+def test_only_the_last_switch_is_taken_back() -> None:
+    engine = make_engine()
+    factory: Any = PluginFactory(installed(), {}, Resolution(Facts(), {}))
+    use_policy = engine.scheduler.switch_policy
+    context = EnginePartContext("plugin_switch", lambda *args: [], plugins=factory, use_policy=use_policy)
+    run = EngineSwitch(context).operations()
+    run["switch"](7, "schedulers", "sla", {}, True)
+    for number, policy in ((6, "EarliestDeadlineFirst"), (7, "FirstComeFirstServed")):
+        run["take_back"](number, "schedulers", "fcfs", {}, True)
+        assert type(engine.scheduler.policy).__name__ == policy
+
+
 # The worker
+
+
+def test_a_model_that_chooses_no_tokens_has_no_processors() -> None:
+    device, nothing = torch.device("cpu"), SimpleNamespace()
+    part = ProcessorSwitch(WorkerPartContext("plugin_switch", device, nothing, nothing))  # type: ignore[arg-type]
+    assert "does not generate" in (part.prepare("penalties", {}, True) or "")
 
 
 class Favour(LogitsProcessor):
@@ -225,10 +257,15 @@ class Engines:
         self.refusing = refusing
         self.is_dead = is_dead
         self.switched: list[Any] = []
+        self.last = 0
 
-    async def switch(self, family: str, name: str, options: Any, is_on: bool) -> None:
+    async def call_feature(self, feature: str, operation: str, arguments: Any) -> None:
+        number, family, name, _, is_on = arguments
+        if operation == "take_back" and number != self.last:
+            return
         if self.refusing:
             raise InvalidRequest("not here", "options")
+        self.last = number
         self.switched.append((family, name, is_on))
 
 
@@ -237,17 +274,22 @@ def replicas(*clients: Engines) -> ModelEngines:
     return ModelEngines(Config(), lambda begins: pool)
 
 
+def switching(engines: ModelEngines, **fields: Any) -> PluginSwitcher:
+    ask = partial(engines.call_feature, "plugin_switch")
+    return PluginSwitcher(ServerPartContext("plugin_switch", "m", SimpleNamespace(), ask, **fields))  # type: ignore[arg-type]
+
+
 async def test_all_engines_switch_or_none() -> None:
     new, old = ("schedulers", "sjf", {}, True), ("schedulers", "fcfs", {}, True)
     good, bad, dead = Engines(), Engines(refusing=True), Engines(is_dead=True)
-    group = replicas(good, dead)
-    await group.switch(new, old)
+    group = switching(replicas(good, dead))
+    await group.switch_engines(new, old)
     assert good.switched == [("schedulers", "sjf", True)]
     assert dead.switched == []
     assert list(group._switched.values()) == [new], "an engine that is started again gets it"
-    group = replicas(good, bad)
+    group = switching(replicas(good, bad))
     with pytest.raises(InvalidRequest, match="not here"):
-        await group.switch(new, old)
+        await group.switch_engines(new, old)
     assert good.switched[1:] == [("schedulers", "sjf", True), ("schedulers", "fcfs", True)]
     assert not group._switched
 
@@ -276,15 +318,15 @@ class Board:
         self.lifecycles = LifecycleManager()
         parsers = Parsers(config, plugins, "")
         self.routes = RouteRegistry(self.app, Keys(None, "admin"))
-        parts = ServerComponents(
-            self.frontend, Observers(), parsers, self.routes, replicas(self.engine), self.lifecycles
-        )
-        self.parts = parts
-        self.plugin_switcher = PluginSwitcher(config, plugins, parts, "")
+        engines = replicas(self.engine)
+        self.parts = ServerComponents(self.frontend, Observers(), parsers, self.routes, engines, self.lifecycles)
+        self.running = ServerPlugins(config, plugins, self.parts, "")
+        factory = PluginFactory(plugins, config.plugin_options)
+        self.plugin_switcher = switching(engines, running=self.running, plugins=factory)
 
     async def start(self) -> Board:
-        await self.plugin_switcher.start()
-        await self.plugin_switcher.ready({"schedulers": "fcfs"})
+        await self.running.start()
+        await self.running.ready({"schedulers": "fcfs"})
         return self
 
     async def switch(self, family: str, name: str, enabled: bool = True, **options: Any) -> dict[str, Any]:
@@ -308,17 +350,17 @@ async def board() -> Any:
 
 
 async def test_a_policy_and_its_options(board: Board) -> None:
-    before = board.plugin_switcher.fingerprint({})
+    before = board.running.fingerprint({})
     answer = await board.switch("schedulers", "sla", **{"sla-default": 3.0})
     assert answer["chosen"]["schedulers"] == "sla"
     assert board.engine.switched == [("schedulers", "sla", True)]
-    config = board.plugin_switcher.config
+    config = board.running.config
     assert config.engine.schedule_policy == "sla"
     assert config.plugin_options == {"schedulers.sla": {"sla_default": 3.0}}
-    assert board.plugin_switcher.fingerprint({}) != before
+    assert board.running.fingerprint({}) != before
     await board.switch("schedulers", "fcfs")
-    assert board.plugin_switcher.config.plugin_options == {}
-    assert board.plugin_switcher.fingerprint({}) == before
+    assert board.running.config.plugin_options == {}
+    assert board.running.fingerprint({}) == before
 
 
 async def test_parsers(board: Board) -> None:
@@ -326,7 +368,7 @@ async def test_parsers(board: Board) -> None:
     assert board.parts.parsers.tool.make((), "") is None
     await board.switch("tool_parsers", "hermes")
     assert board.parts.parsers.tool.make((), "") is not None
-    assert board.plugin_switcher.config.server.tool_call_parser == "hermes"
+    assert board.running.config.server.tool_call_parser == "hermes"
     answer = await board.switch("tool_parsers", "hermes", enabled=False)
     assert answer["chosen"]["tool_parsers"] == "none"
     assert board.parts.parsers.tool.make((), "") is None
@@ -339,7 +381,7 @@ async def test_dialects_and_observers(board: Board) -> None:
     await board.switch("observers", "prometheus", enabled=False)
     await board.switch("observers", "prometheus", enabled=False)
     assert {"/generate", "/metrics"}.isdisjoint(board.paths)
-    assert "dialects.tgi" not in board.plugin_switcher.active()
+    assert "dialects.tgi" not in board.running.active()
     await board.switch("observers", "prometheus", bucket_e2e_request_latency=[1.0])
     await board.switch("dialects", "tgi")
     await board.switch("dialects", "tgi")
@@ -375,10 +417,10 @@ async def test_processors(board: Board) -> None:
 async def test_what_is_refused_changes_nothing(
     board: Board, family: str, name: str, enabled: bool, options: dict[str, Any], words: str
 ) -> None:
-    before, paths = board.plugin_switcher.config, board.paths
+    before, paths = board.running.config, board.paths
     with pytest.raises(InvalidRequest, match=words):
         await board.switch(family, name, enabled, **options)
-    assert board.plugin_switcher.config is before
+    assert board.running.config is before
     assert board.paths == paths
     assert board.engine.switched == []
 
@@ -387,8 +429,8 @@ async def test_engines_that_refuse_change_nothing(board: Board) -> None:
     board.engine.refusing = True
     with pytest.raises(InvalidRequest, match="not here"):
         await board.switch("schedulers", "sjf")
-    assert board.plugin_switcher.config == Config(engine=EngineOptions(), seed=board.plugin_switcher.config.seed)
-    assert board.plugin_switcher.chosen()["schedulers"] == "fcfs"
+    assert board.running.config == Config(engine=EngineOptions(), seed=board.running.config.seed)
+    assert board.running.chosen()["schedulers"] == "fcfs"
 
 
 async def test_an_observer_that_fails_to_start_leaves_the_old_one(
@@ -437,7 +479,7 @@ async def test_a_dialect_that_cannot_be_imported_ends_the_start_only_where_it_wa
             await board.start()
     else:
         await board.start()
-        assert "dialects.openai" in board.plugin_switcher.active()
+        assert "dialects.openai" in board.running.active()
         told = [broken.sentence() for broken in plugins.broken]
         assert any(said in sentence for sentence in told)
         assert any("needs the package rocket>=3" in sentence for sentence in told)
@@ -447,7 +489,7 @@ async def test_a_dialect_that_cannot_be_imported_ends_the_start_only_where_it_wa
 
 async def test_nothing_is_switched_while_the_engines_start() -> None:
     board = Board()
-    await board.plugin_switcher.start()
+    await board.running.start()
     with pytest.raises(InvalidRequest, match="are starting"):
         await board.switch("schedulers", "sjf")
     await board.stop()

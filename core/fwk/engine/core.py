@@ -15,7 +15,6 @@ from fwk.engine.kv_block_manager import KVBlockManager
 from fwk.engine.node import common
 from fwk.engine.plan import Limits, PlannedStep
 from fwk.engine.scheduler import Scheduler
-from fwk.engine.switching import EngineSwitch
 from fwk.errors import InvalidRequest, ModelLoadError, RequestFailed
 from fwk.features.declared import states_kept
 from fwk.features.engine import block_transfer, build_engine_features
@@ -62,13 +61,11 @@ class Engine:
         info: EngineInfo,
         *,
         is_overlapped: bool = True,
-        switch: EngineSwitch | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.executor = executor
         self.info = info
         self._depth = executor.depth if is_overlapped else 1
-        self.switch = switch
         self._in_flight: deque[tuple[PlannedStep, Any]] = deque()
 
     def step(self) -> list[TokenEvent]:
@@ -221,6 +218,7 @@ def _assemble(
             is_host=setup.device.is_host,
             blocks=kv_blocks.reservations,
             num_running=lambda: scheduler.num_running,
+            use_policy=lambda policy, name: scheduler.switch_policy(policy, name),
         ),
     )
     chosen = {**setup.resolution.chosen, **loaded.chosen}
@@ -237,10 +235,4 @@ def _assemble(
         reasons=reasons,
         refused={family: dict(named) for family, named in setup.refused.items() if named},
     )
-    return Engine(
-        scheduler,
-        executor,
-        info,
-        is_overlapped=not options.disable_overlap_schedule,
-        switch=EngineSwitch(plugins, scheduler, executor, setup.resolution),
-    )
+    return Engine(scheduler, executor, info, is_overlapped=not options.disable_overlap_schedule)

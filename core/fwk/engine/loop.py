@@ -25,8 +25,6 @@ from fwk.types import (
     Pong,
     Shutdown,
     StepOutputs,
-    SwitchAnswer,
-    SwitchPlugin,
     ToEngine,
     TokenEvent,
     WorkersAnswer,
@@ -132,8 +130,6 @@ class EngineLoop:
                 self._send_events(self._engine.abort(request_id, index))
             case Pause(request_id, is_on):
                 self._engine.scheduler.pause(request_id, is_on)
-            case SwitchPlugin(number):
-                self._send(SwitchAnswer(number, self._switch(message)))
             case CallWorkers(number, name, arguments):
                 self._send(self._call_workers(number, name, arguments))
             case CallFeature(number, feature, operation, arguments):
@@ -151,18 +147,6 @@ class EngineLoop:
             self._has_greeted = True
             self._send(self._ready)
         self._send(Pong(ping.number, self._stats()))
-
-    def _switch(self, message: SwitchPlugin) -> str | None:
-        """Exchange a plugin; why it could not be, if so."""
-        if self._engine.switch is None:
-            return "this engine switches no plugins"
-        try:
-            self._engine.switch.switch(message.family, message.name, message.options, message.is_on)
-        except FwkError as error:
-            log.error("%s.%s could not be switched: %s", message.family, message.name, error)
-            return str(error)
-        log.info("%s.%s was switched %s", message.family, message.name, "on" if message.is_on else "off")
-        return None
 
     def _call_workers(self, number: int, name: str, arguments: list[Any]) -> WorkersAnswer:
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -13,8 +13,9 @@ from fwk.errors import FwkError, InvalidRequest, RequestFailed, one_line_traceba
 from fwk.features.declared import declared, moved_by
 from fwk.features.guarded import guarded
 from fwk.features.wire import Reader, packed
-from fwk.interfaces.feature import Blocks, EnginePart, EnginePartContext, FeatureSequence
+from fwk.interfaces.feature import Blocks, EnginePart, EnginePartContext, FeatureSequence, Plugins
 from fwk.interfaces.prefix_cache import BlockTransfer
+from fwk.interfaces.schedule import SchedulePolicy
 from fwk.plugins import PluginFactory, load_object
 from fwk.types import Features, Request
 
@@ -164,6 +165,7 @@ def build_engine_features(
     is_host: bool,
     blocks: Blocks | None = None,
     num_running: Callable[[], int] = lambda: 0,
+    use_policy: Callable[[SchedulePolicy, str], None] | None = None,
 ) -> EngineFeatures:
     """The parts of all features that are on. call: of all workers (``Executor.call``)."""
     parts: list[EnginePart] = []
@@ -181,6 +183,8 @@ def build_engine_features(
             blocks=blocks,
             num_running=num_running,
             moved_by=moved_by(factory),
+            plugins=cast("Plugins", factory),
+            use_policy=use_policy,
         )
         part = factory.build_or_leave_out(item, context, spec.engine) if spec.engine else EnginePart(context)
         if part is None:

@@ -228,6 +228,7 @@ class PartPlugins:
         self._reasons = reasons
         self._names: dict[str, list[str]] = {}
         self.build, self.build_all, self.items = factory.build, factory.build_all, factory.items
+        self.find, self.joining = factory.find, factory.joining
 
     def choose(self, family: str, name: str, context: Callable[..., object], **fields: Any) -> Any:
         assert self._factory.resolution is not None

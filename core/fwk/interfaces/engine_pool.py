@@ -41,10 +41,6 @@ class Engine(ABC):
         """Its process on this machine; None where there is none."""
 
     @abstractmethod
-    async def switch(self, family: str, name: str, options: Mapping[str, object], is_on: bool) -> None:
-        """Exchange a plugin; refused, nothing has changed."""
-
-    @abstractmethod
     async def call_workers(self, name: str, arguments: Sequence[Any]) -> list[Any]:
         """Run an operation on its workers; the answers by rank."""
 

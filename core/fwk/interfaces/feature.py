@@ -5,6 +5,7 @@ Core keeps lists of parts, which are empty in a run without features, and asks n
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -26,7 +27,8 @@ from fwk.interfaces.loader import Checkpoint
 from fwk.interfaces.model import Encoder, HiddenTap, Model, ModelContext, ModelSpec
 from fwk.interfaces.native import NO_THREADS, NativeThreads
 from fwk.interfaces.prefix_cache import PrefixMatch
-from fwk.interfaces.schedule import SequenceView
+from fwk.interfaces.sampling import LogitsProcessor
+from fwk.interfaces.schedule import SchedulePolicy, SequenceView
 from fwk.interfaces.served_weights import ServedWeights
 from fwk.types import Batch, ForwardBatch, ModelConfig, NewSequence, Request, StepResult
 
@@ -61,6 +63,18 @@ class Plugins(Protocol):
         """What is installed of a family, best rank first: ``name``, ``version``, ``label`` and ``declaration`` each.
 
         ``build`` takes one in place of the family. In the server and its jobs.
+        """
+        ...
+
+    def find(self, family: str, name: str) -> Any:
+        """What is installed of a family under a name, one of ``items``. Raises ``PluginError``, which says what is."""
+        ...
+
+    def joining(self, item: Any, options: Mapping[str, object]) -> Callable[..., Any]:
+        """``joining(item, options)(context, **fields)`` builds what takes part from now on, with options of its own.
+
+        Raises ``ConfigError`` for options that do not fit, ``InvalidRequest`` for those that leave it off, and
+        ``PluginError`` where it cannot join the run; in a server, of what runs in engines they alone know that.
         """
         ...
 
@@ -356,6 +370,36 @@ class Exclusive:
     num_waiting: Callable[[], int] = lambda: 0
 
 
+class RunningPlugins(ABC):
+    """The plugins of a served model for which no weight, K/V or process is made, as they are used now.
+
+    - ``config``: the model's options of now.
+    - ``families``: of every family its ``noun``, its ``option`` and whether all of it take part (``takes_all``).
+    - ``is_ready``: whether the engines have served.
+    """
+
+    config: Config
+    families: Mapping[str, Any]
+    is_ready: bool
+
+    @abstractmethod
+    def chosen(self) -> dict[str, str]:
+        """Which plugin is used of each family of which one is."""
+
+    @abstractmethod
+    def active(self) -> list[str]:
+        """Which take part, of families of which several do, by key (``observers.log``)."""
+
+    @abstractmethod
+    async def use(self, item: Any, config: Config, *, is_on: bool) -> None:
+        """Use a plugin from now on, in place of the one that it replaces, or no more; ``config`` is that of then.
+
+        item: of ``Plugins.find``. An observer, a dialect or a parser is exchanged; a policy or a logits processor is
+        noted, which the engines have exchanged. Raises ``FwkError``, and ``ConfigError`` for routes that are another's;
+        then nothing has changed.
+        """
+
+
 @dataclass(frozen=True, slots=True)
 class ServerPartContext:
     """What a server part is built with, before the engines serve.
@@ -373,6 +417,7 @@ class ServerPartContext:
     encoder: ``encoder(name, device, threads)``: of a worker for a process of the part's own, on the device of that
         number where workers need one each. ``load`` builds the feature's worker part and the served model without its
         layers, and ``call`` runs ``features.NAME.OPERATION`` of that part; None in ``fwk.LLM``.
+    running: the plugins that may be others while it serves; None in ``fwk.LLM``.
 
     - ``name``: the feature's.
     - ``model_name``: what requests call the model.
@@ -409,6 +454,7 @@ class ServerPartContext:
     exclusive: Callable[[], AbstractAsyncContextManager[Exclusive]] | None = None
     encoder: Callable[[str, int, int], WorkerRecipe] | None = None
     note_weights: Callable[[str, str | None], ServedWeights | None] = lambda model, load_format: None
+    running: RunningPlugins | None = None
 
 
 class RequestPart:
@@ -650,10 +696,12 @@ class EnginePartContext:
     wire: the feature's. block_size: tokens in a block of the KV cache. max_running: sequences that run at once.
     is_host: whether workers compute on the host itself.
     blocks: of the KV cache. num_running: how many sequences run now. moved_by: why K/V leave the engine, or come from
-        elsewhere (``FeatureSpec.moves_blocks``).
+        elsewhere (``FeatureSpec.moves_blocks``). use_policy: ``use_policy(policy, name)`` ranks all who wait by another
+    schedule policy, and tells it of all who run; raises ``EngineDead`` where it fails at that, and nothing has changed.
 
     - ``name``: the feature's.
     - ``options``: the plugin's own options, validated; None where it declares none.
+    - ``plugins``: builds plugins of families that the engine has.
     """
 
     name: str
@@ -666,6 +714,8 @@ class EnginePartContext:
     blocks: Blocks | None = None
     num_running: Callable[[], int] = lambda: 0
     moved_by: str = ""
+    plugins: Plugins | None = None
+    use_policy: Callable[[SchedulePolicy, str], None] | None = None
 
 
 class EnginePart(Gate):
@@ -869,6 +919,18 @@ class ModelRebuild(Protocol):
         ...
 
 
+class Processors(Protocol):
+    """The logits processors of a worker whose steps choose tokens."""
+
+    def build(self, name: str, options: Mapping[str, object]) -> LogitsProcessor:
+        """The processor of a name with these options, not yet in use. Raises ``FwkError``."""
+        ...
+
+    def use(self, name: str, processor: LogitsProcessor | None) -> None:
+        """Use it for the sequences to come in place of the one of that name; None: use none. Others keep theirs."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerPartContext:
     """What a worker part is built with, before the model is.
@@ -880,7 +942,8 @@ class WorkerPartContext:
     and not advanced; None without one, and where only the end may follow. rebuild: for operations, once the model
     serves. host_buffer: ``host_buffer(shape, dtype=)``, zeros in the host's memory, with which the device copies
     without waiting. event: a new mark in the order of the device's work. chosen: the plugins that were settled, by
-    family. hash_files: begins to hash the model's files, which takes as long as reading them.
+    family. hash_files: begins to hash the model's files, which takes as long as reading them. processors: those of the
+    worker, once the model serves; None where no step chooses a token.
 
     - ``name``: the feature's.
     - ``device``: the worker's.
@@ -922,6 +985,7 @@ class WorkerPartContext:
     event: Callable[[], Event] = NoEvent
     chosen: Mapping[str, Declaration] = field(default_factory=dict[str, Declaration])
     hash_files: Callable[[], None] = lambda: None
+    processors: Callable[[], Processors | None] = lambda: None
 
 
 class StepRunner(Protocol):

@@ -5,15 +5,17 @@ from __future__ import annotations
 import importlib
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-from fwk.errors import FwkError, PluginLoadError
+from fwk.errors import FwkError, InvalidRequest, PluginError, PluginLoadError
 from fwk.interfaces.declaration import Host
 from fwk.plugins.answers import OWN_GUARDS, named
 from fwk.plugins.discovery import OWN, PluginSet, Registered
+from fwk.plugins.families import FAMILIES, ORDER, PARTS
 from fwk.plugins.negotiation import Resolution
-from fwk.plugins.selection import NOWHERE, leave_out, plugin_options, taking_part
+from fwk.plugins.selection import NOWHERE, find, is_enabled, leave_out, plugin_options, taking_part
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,27 @@ class PluginFactory:
     def items(self, family: str) -> Sequence[Registered]:
         """What is installed of a family, best rank first."""
         return sorted(self.plugins.family(family), key=lambda item: -item.declaration.rank)
+
+    def find(self, family: str, name: str) -> Registered:
+        """What is installed under a name. Raises ``PluginError``."""
+        return find(self.plugins, family, name)
+
+    def joining(self, item: Registered, options: Mapping[str, object]) -> Callable[..., Any]:
+        """What builds a plugin that takes part from now on, with these options. Raises as ``Plugins.joining`` says."""
+        factory = replace(self, given={item.key: options})
+        own, declaration, why = factory.options(item), item.declaration, None
+        if self.resolution is not None:
+            why = self.resolution.refusal(item, own)
+        elif item.family not in (*ORDER, *PARTS):  # of those the engines know whether they can join them
+            why = declaration.needs.refusal(NOWHERE)
+        if why is not None:
+            noun = FAMILIES[item.family].noun
+            raise PluginError(f"{noun} {item.name!r} ({item.package}) cannot be used: it {why}")
+        if not is_enabled(declaration, options):
+            raise InvalidRequest(
+                f"{item.key} is off unless its options say {' or '.join(declaration.enabled_by)}", "options"
+            )
+        return partial(factory.build, item)
 
     def options(self, item: Registered) -> Any:
         """The plugin's validated options. Raises ``ConfigError`` for a value that does not fit."""

@@ -8,7 +8,7 @@ import logging
 import secrets
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +36,6 @@ from fwk.types import (
     Request,
     Shutdown,
     StepOutputs,
-    SwitchAnswer,
-    SwitchPlugin,
     ToEngine,
     TokenEvent,
     WorkersAnswer,
@@ -47,7 +45,7 @@ from fwk_process.folders import TemporaryFolder
 
 log = logging.getLogger(__name__)
 
-Numbered = SwitchPlugin | CallWorkers | CallFeature
+Numbered = CallWorkers | CallFeature
 
 PING_SECONDS = 0.5
 STOP_SECONDS = 3.0
@@ -184,10 +182,6 @@ class EngineClient(Engine):
         if self._dead is None and not self._closing:
             self._send(Pause(request_id, is_on))
 
-    async def switch(self, family: str, name: str, options: Mapping[str, object], is_on: bool) -> None:
-        """Exchange a plugin in the engine. Raises ``InvalidRequest`` with the engine's words; then nothing changed."""
-        await self._ask(SwitchPlugin(self._next_number(), family, name, dict(options), is_on))
-
     async def call_workers(self, name: str, arguments: Sequence[Any]) -> list[Any]:
         """Run an operation on the engine's workers; the answers by rank. Raises ``InvalidRequest`` with a refusal."""
         return await self._ask(CallWorkers(self._next_number(), name, list(arguments)))
@@ -295,9 +289,6 @@ class EngineClient(Engine):
             case Pong(_, stats):
                 self._last_pong = time.monotonic()
                 self._note(stats)
-            case SwitchAnswer(number, error):
-                self._last_pong = time.monotonic()
-                self._take_answer(number, None, error, "options")
             case WorkersAnswer(number, results, error, param):
                 self._last_pong = time.monotonic()
                 self._take_answer(number, results, error, param)

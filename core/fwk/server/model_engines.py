@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -17,9 +17,6 @@ from fwk.types import Request
 FeatureCall = Callable[[str, str, Sequence[Any]], Awaitable[Any]]
 """Runs an operation of a feature's part in one engine: the feature, the operation and its arguments."""
 
-EngineSwitching = tuple[str, str, Mapping[str, object], bool]
-"""Family and name of a plugin, its options, and whether it is used from now on or no more."""
-
 
 class ModelEngines:
     """A pool of engines as the model's frontend uses it.
@@ -30,7 +27,6 @@ class ModelEngines:
     def __init__(self, config: Config, make_pool: Callable[[Callable[[Engine], Awaitable[None]]], EnginePool]) -> None:
         self._config = config
         self._open: dict[str, Deadlines] = {}
-        self._switched: dict[tuple[str, str], EngineSwitching] = {}
         self._changing = asyncio.Lock()
         self._undisturbed = asyncio.Event()  # by a change of all engines; another one with each
         self._undisturbed.set()
@@ -102,22 +98,6 @@ class ModelEngines:
                 self._lets_in.set()
                 self._undisturbed.set()
 
-    async def switch(self, new: EngineSwitching, old: EngineSwitching) -> None:
-        """Exchange a plugin in every engine that lives, or in none; engines to come get it before they serve.
-
-        Raises ``InvalidRequest`` when an engine cannot: those that could go back to ``old``.
-        """
-        async with self.use():
-            alive = self.pool.engines
-            results = await asyncio.gather(*(engine.switch(*new) for engine in alive), return_exceptions=True)
-            wrong = next((result for result in results if isinstance(result, InvalidRequest)), None)
-            if wrong is None and any(result is None for result in results):
-                self._switched[new[:2] if new[0] == "logits_processors" else (new[0], "")] = new
-                return
-            changed = [engine for engine, result in zip(alive, results, strict=True) if result is None]
-            await asyncio.gather(*(engine.switch(*old) for engine in changed), return_exceptions=True)
-            raise wrong or self._none_lives()
-
     async def call_workers(self, name: str, *arguments: Any) -> list[list[Any]]:
         """Run an operation on the workers of every engine that lives; the answers by engine, then by rank.
 
@@ -146,12 +126,10 @@ class ModelEngines:
         return EngineDead(self.pool.trouble() or "no engine lives")
 
     async def _begin(self, engine: Engine) -> None:
-        """Give a new engine what features tell it, and the plugins that were changed since the start."""
+        """Give a new engine what features tell it."""
         undisturbed = self._undisturbed
         await undisturbed.wait()
         if self.on_begin is not None:
             await self.on_begin(engine.call_feature)
-        for switching in list(self._switched.values()):
-            await engine.switch(*switching)
         if self._undisturbed is not undisturbed:
             raise EngineDead("the other engines were changed while it started")

@@ -99,7 +99,7 @@ class RouteRegistry:
                 if any(route.matches(scope)[0] is match for route in self._owned[owner]):
                     with suppress(PluginFault):
                         return dialect.error_body(status, message, param, code)
-        if status == 404:
+        if status == 404 and not any(route.matches(scope)[0] is Match.FULL for route in self._app.router.routes):
             told = (dialect.elsewhere.get(scope.get("path", "")) for dialect in self._dialects.values())
             message = next(filter(None, told), None) or self._address_to_use(scope) or message
         return openai_error(status, message, param, code)

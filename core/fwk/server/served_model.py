@@ -35,7 +35,7 @@ from fwk.server.parsers import Parsers, tool_note
 from fwk.server.pools import PoolBuilder
 from fwk.server.route_registry import RouteRegistry
 from fwk.server.server_info import describe
-from fwk.server.switching import PluginSwitcher, ServerComponents
+from fwk.server.server_plugins import ServerComponents, ServerPlugins
 from fwk.setup.checkpoint import OpenedModel, open_model
 from fwk.setup.sampling_defaults import FOLLOWED, preferred_sampling, sampling_defaults
 from fwk.text import model_text
@@ -90,7 +90,7 @@ class ServedModel(ModelApp):
 
     frontend: ServerFrontend
     app: FastAPI
-    plugin_switcher: PluginSwitcher
+    running: ServerPlugins
 
     def __init__(
         self,
@@ -146,7 +146,7 @@ class ServedModel(ModelApp):
         for item, part in self.frontend.parts:
             await self.lifecycles.begin(part.context.lifecycle)
             self.routes.register(item.key, part.routes, part.admin_routes, public=part.public_paths)
-        await self.plugin_switcher.start()
+        await self.running.start()
         self._has_started = True
 
     async def settle(self, ready: EngineReady) -> None:
@@ -161,7 +161,7 @@ class ServedModel(ModelApp):
         frontend.use_grammars(ready.chosen.get("grammar", "none"))
         if frontend.grammar_kinds:
             self._warming = asyncio.create_task(self._warm_helper(), name="fwk-warm-helper")
-        await self.plugin_switcher.ready(ready.chosen)
+        await self.running.ready(ready.chosen)
 
     async def _warm_helper(self) -> None:
         """Start what compiles grammars before the first grammar: in a pause between requests, or when none comes."""
@@ -252,9 +252,8 @@ class ServedModel(ModelApp):
             shared.observers,
         )  # fmt: skip
         self.routes.is_called = self.frontend.is_called
+        self.running = ServerPlugins(config, plugins, components, text.chat_template)
         self._open_features(opened)
-        self.plugin_switcher = PluginSwitcher(config, plugins, components, text.chat_template)
-        self.routes.register("plugin_switcher", lambda app: None, self.plugin_switcher.routes)
         for key, pool in self._pools.by_plugin.items():
             self.routes.register(key, lambda app: None, pool.admin_routes)
 
@@ -272,6 +271,7 @@ class ServedModel(ModelApp):
             inputs=opened.served.inputs,
             note_weights=self._note_weights,
             encoder=self._encoder,
+            running=self.running,
         )
         jobs = partial(HelperJobs, self._helper)
         frontend.parts = build_server_features(
@@ -324,16 +324,16 @@ class ServedModel(ModelApp):
     def info(self) -> dict[str, Any]:
         """/server_info: what runs here. No secrets."""
         ready = self._ready
-        switcher = self.plugin_switcher if self._has_started else None
-        config = switcher.config if switcher is not None else self.config
+        running = self.running if self._has_started else None
+        config = running.config if running is not None else self.config
         chosen = dict(ready.chosen) if ready is not None else {}
-        if switcher is not None:
-            chosen |= switcher.chosen()
+        if running is not None:
+            chosen |= running.chosen()
         return {
             **describe(config, self._plugins, self._keys),
             "chosen": chosen,
-            "active": sorted([*self._on, *(switcher.active() if switcher is not None else [])]),
-            "active_fingerprint": switcher.fingerprint(chosen) if switcher is not None and ready is not None else None,
+            "active": sorted([*self._on, *(running.active() if running is not None else [])]),
+            "active_fingerprint": running.fingerprint(chosen) if running is not None and ready is not None else None,
             "reasons": self._reasons(ready),
             "refused": self._refused(ready),
             "missed_events": self._observers.missed(),

@@ -10,7 +10,7 @@ import msgspec
 
 from fwk.types.request import Features, FinishReason, Request, TokenLogprobs
 
-PROTOCOL = 9
+PROTOCOL = 10
 """Raised with every incompatible change; an engine refuses a client that speaks another one."""
 
 
@@ -31,16 +31,6 @@ class Pause(msgspec.Struct, tag=True, frozen=True):
     """Keep a request from running while its client does not read what it has (``is_on``), or let it continue."""
 
     request_id: str
-    is_on: bool = True
-
-
-class SwitchPlugin(msgspec.Struct, tag=True, frozen=True):
-    """Use a plugin with these options from now on (``is_on``), or no more. Answered by ``SwitchAnswer``."""
-
-    number: int
-    family: str
-    name: str
-    options: dict[str, Any] = {}
     is_on: bool = True
 
 
@@ -199,13 +189,6 @@ class Pong(msgspec.Struct, tag=True, frozen=True):
     stats: EngineStats
 
 
-class SwitchAnswer(msgspec.Struct, tag=True, frozen=True):
-    """What became of a ``SwitchPlugin``: done, or why nothing was changed."""
-
-    number: int
-    error: str | None = None
-
-
 class WorkersAnswer(msgspec.Struct, tag=True, frozen=True):
     """What became of ``CallWorkers`` (results by rank) or ``CallFeature``, or why it was refused.
 
@@ -258,5 +241,5 @@ class EngineFailed(msgspec.Struct, tag=True, frozen=True):
     exit_code: int | None = None
 
 
-ToEngine = AddRequest | Abort | Pause | SwitchPlugin | CallWorkers | CallFeature | Ping | Shutdown
-FromEngine = StepOutputs | Pong | SwitchAnswer | WorkersAnswer | EngineReady | EngineFailed
+ToEngine = AddRequest | Abort | Pause | CallWorkers | CallFeature | Ping | Shutdown
+FromEngine = StepOutputs | Pong | WorkersAnswer | EngineReady | EngineFailed

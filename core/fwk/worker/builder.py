@@ -57,7 +57,7 @@ from fwk.worker.runner.staging import StagingRing
 from fwk.worker.runner.uploads import Uploads
 from fwk.worker.sampling.grammar import GrammarMasks, GrammarStore
 from fwk.worker.sampling.pipeline import Place, SamplingPipeline
-from fwk.worker.sampling.processors import ProcessorBuilder, ProcessorSwitch
+from fwk.worker.sampling.processors import WorkerProcessors
 from fwk.worker.sampling.step_sampler import StepSampler
 from fwk_files.model_hash import ModelHash
 from fwk_native.thread_pool import ThreadPool
@@ -130,6 +130,7 @@ class WorkerBuilder:
         self._rebuild = Rebuilding(config, setup, self._models)
         self._compiler = self._grammar_compiler()
         self._masks: GrammarMasks | None = None
+        self._processors: WorkerProcessors | None = None
         grammars = GrammarStore(self._compiler.compile)
         self.parts = WorkerParts(
             grammars,
@@ -361,6 +362,7 @@ class WorkerBuilder:
             event=device.event,
             chosen={family: self._factory.item(family).declaration for family in self._setup.resolution.selections},
             hash_files=self._files.start,
+            processors=lambda: self._processors,
         )
         plugins = PartPlugins(self._factory, self._chosen, self._reasons)
         features = self.parts.features = self._models.features = build_worker_features(
@@ -573,14 +575,14 @@ class WorkerBuilder:
         checked(self._factory.item("samplers"), sampler, sample=_picked)
         masks = self._masks = GrammarMasks(context(), self.parts.grammars, table, sampler.mask)
         processors: dict[Place, LogitsProcessor] = {Place(-1, ""): masks}
-        builder = ProcessorBuilder(self._factory, context)
-        processors |= builder.build_all()
+        own = WorkerProcessors(self._factory, context)
+        processors |= own.build_all()
         declaration = self._factory.item("samplers").declaration
         assert isinstance(declaration, SamplerSpec)
         late = declaration.late_positions
         pipeline = SamplingPipeline(processors, sampler, table, declaration.finishes, late_positions=late)
-        self.parts.operations |= ProcessorSwitch(builder, pipeline).operations()
-        self.parts.pipeline = pipeline
+        own.pipeline = self.parts.pipeline = pipeline
+        self._processors = own
         return pipeline
 
     def _drafting(

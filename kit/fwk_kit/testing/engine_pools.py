@@ -31,9 +31,6 @@ class ScriptedEngine(Engine):
     def pid(self) -> None:
         return None
 
-    async def switch(self, family: str, name: str, options: Any, is_on: bool) -> None:
-        return None
-
     async def call_workers(self, name: str, arguments: Sequence[Any]) -> list[Any]:
         return [None]
 

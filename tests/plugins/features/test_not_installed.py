@@ -93,6 +93,16 @@ def test_one_attention_backend_for_all_steps(tmp_path: Path) -> None:
         assert len(llm.generate([[1, 2, 3]], SamplingParams(max_tokens=2, ignore_eos=True))[0].token_ids) == 2
 
 
+def test_plugins_stay_without_their_switch(tmp_path: Path) -> None:
+    """An order is refused, and the model serves; what a server says to one is in tests/plugins/server/test_tgi.py."""
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    options: dict[str, Any] = {"plugins": without("plugin_switch"), "load_format": "dummy", "max_total_tokens": 512}
+    with fwk.LLM(str(tmp_path), **options) as llm:
+        assert len(llm.generate([[1, 2, 3]], SamplingParams(max_tokens=2, ignore_eos=True))[0].token_ids) == 2
+        with pytest.raises(InvalidRequest, match="no feature 'plugin_switch'"):
+            llm.engine.call_feature("plugin_switch", "switch", [1, "schedulers", "lpm", {}, True])
+
+
 def test_weights_without_their_update(tmp_path: Path) -> None:
     """Neither ``fwk.LLM`` nor a server's route exchanges them, and the model serves."""
     (tmp_path / "config.json").write_text(json.dumps(TINY))

@@ -75,6 +75,7 @@ _SAID = {
         "/get_weights_by_name", "/remote_instance_transfer_engine_info", "/get_remote_instance_transfer_engine_info",
     ),
     f"{_ADMIN} --admin-api-key": ("/update_weights_from_disk",),
+    f"{_ADMIN} --admin-api-key, and of the feature plugin_switch (fwk plugins list)": ("/plugins/switch",),
     f"{_ADMIN} --enable-memory-saver and --admin-api-key": (
         "/release_memory_occupation", "/resume_memory_occupation", "/sleep", "/wake_up", "/is_sleeping",
     ),
