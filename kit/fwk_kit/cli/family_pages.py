@@ -7,7 +7,7 @@ import importlib
 import inspect
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import resources
 from importlib.resources.abc import Traversable
 from itertools import pairwise
@@ -39,8 +39,8 @@ def page(name: str) -> str:
         inspect.getdoc(family.spec) or "",
         "## The interface",
         f"`{family.spec.__module__}`:",
-        *_names(family.spec.__module__),
-        *_classes(family.spec.__module__),
+        *_names(_modules(family.spec.__module__)),
+        *_classes(_modules(family.spec.__module__)),
         "## A complete example",
         f"What `fwk plugins new {name} mine` writes; every line of it is run by fwk's own tests.",
         *(_code(f"src/fwk_mine/{module}", text) for module, text in modules(name).items()),
@@ -68,11 +68,17 @@ def _chosen(name: str, family: Family) -> str:
     return f"Chosen with `{words}`." if words else "Not yet chosen by any option."
 
 
-def _names(module: str) -> Iterator[str]:
+def _modules(module: str) -> list[str]:
+    """The modules of an interface: its own, and those of its parts, whose names begin with its own."""
+    found = [value.__module__ for value in vars(importlib.import_module(module)).values() if inspect.isclass(value)]
+    return [module, *dict.fromkeys(name for name in found if name.startswith(f"{module}_"))]
+
+
+def _names(modules: Sequence[str]) -> Iterator[str]:
     """What an interface calls types and values that are no classes, if a string below them says what they are."""
-    body = ast.parse(inspect.getsource(importlib.import_module(module))).body
+    bodies = [ast.parse(inspect.getsource(importlib.import_module(module))).body for module in modules]
     lines: list[str] = []
-    for node, after in pairwise(body):
+    for node, after in (pair for body in bodies for pair in pairwise(body)):
         if isinstance(node, ast.Assign) and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
             source = ast.unparse(node)
             if not source.startswith("_"):
@@ -81,10 +87,10 @@ def _names(module: str) -> Iterator[str]:
         yield "\n".join(lines)
 
 
-def _classes(module: str) -> Iterator[str]:
-    """The classes of an interface, in the order of the file."""
-    found = importlib.import_module(module)
-    for name, value in vars(found).items():
+def _classes(modules: Sequence[str]) -> Iterator[str]:
+    """The classes of an interface, in the order of its files."""
+    found = [(module, *named) for module in modules for named in vars(importlib.import_module(module)).items()]
+    for module, name, value in found:
         if not inspect.isclass(value) or value.__module__ != module or name.startswith("_"):
             continue
         if issubclass(value, Declaration):
