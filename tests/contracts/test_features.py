@@ -38,6 +38,13 @@ class TestRecurrentStates(FeatureSuite):
     plugin = "recurrent_states"
 
 
+class TestStepPlanning(FeatureSuite):
+    """One prompt in a step, and steps of prompts apart from those of next tokens."""
+
+    plugin = "step_planning"
+    options: ClassVar[Mapping[str, Any]] = {"prefill_max_requests": 1, "enable_mixed_chunk": False}
+
+
 class TestWeightsCache(FeatureSuite):
     """Of weights that nothing packs; packed ones are in tests/plugins/quant."""
 

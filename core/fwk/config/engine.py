@@ -160,29 +160,6 @@ class EngineOptions(Options):
         ge=1,
         le=2**20,
     )
-    max_start_tokens: int | None = option(
-        None,
-        "Tokens of prompts in a step from which it starts no further prompt, so that the first of several are answered "
-        "sooner; four times as many of requests for one token (default: no limit; on a CPU 16, since computing more of "
-        "them together is hardly cheaper there).",
-        ge=1,
-        le=2**20,
-    )
-    max_decode_gap: float | None = option(
-        None,
-        "While sequences decode, prompts are cut so that a step takes at most so many times one without them; 0: no "
-        "bound (default: none; on a CPU 2.5).",
-        ge=0,
-        le=1000,
-    )
-    prefill_max_requests: int | None = option(
-        None,
-        "Prompts computed in one step, from which it starts no further one (default: no limit).",
-        aliases=["max-context-batch-size"],
-        turns={"prefill-only-one-req": 1},
-        ge=1,
-        le=4096,
-    )
     chunked_prefill_size: int = option(
         2048,
         "Tokens of one prompt computed in one step; longer prompts take several. -1: a prompt is cut only if it is "
@@ -191,29 +168,10 @@ class EngineOptions(Options):
         ge=-1,
         le=2**20,
     )
-    enable_mixed_chunk: bool = option(
-        True, "Compute prompts and next tokens in the same step; false: steps of the one and of the other take turns."
-    )
-    schedule_conservativeness: float = option(
-        1.0,
-        "Blocks of KV cache kept free for each running sequence when another one starts: more means fewer "
-        "pre-emptions, less means more sequences at once.",
-        ge=0,
-        le=2**20,
-    )
-    num_continuous_decode_steps: int = option(
-        1,
-        "Steps from one look at the waiting queue to the next, while sequences run: more means less scheduling, and "
-        "a longer wait for the first token.",
-        aliases=["router-max-wait-tokens"],
-        ge=1,
-        le=1024,
-    )
     random_seed: int | None = option(None, "Seed for requests that bring none (default: a random one).", ge=0, lt=2**63)
     check_blocks: bool = option(
         False, "Prove the block accounting after every step (slow; for debugging plugins).", stability="beta"
     )
-
     disable_progress_bars: bool = option(
         False,
         "Draw no progress bars of downloads, loading, kernel builds and long runs. Without this they are drawn on a "
@@ -235,21 +193,14 @@ class EngineOptions(Options):
             raise ValueError("does nothing without --pipeline-parallel-size, whose stages have a batch each")
         return size
 
-    @field_validator("mem_fraction_static")
+    @field_validator("mem_fraction_static", "device_reserve_memory_bytes")
     @classmethod
-    def _is_alone(cls, fraction: float | None, info: ValidationInfo) -> float | None:
-        if fraction is not None and info.data.get("max_total_tokens") is not None:
-            raise ValueError("does nothing alongside --max-total-tokens, which sets the size of the KV cache: give one")
-        return fraction
-
-    @field_validator("device_reserve_memory_bytes")
-    @classmethod
-    def _is_alone_too(cls, reserve: int, info: ValidationInfo) -> int:
+    def _is_alone(cls, size: float | None, info: ValidationInfo) -> float | None:
         for name in ("max_total_tokens", "mem_fraction_static"):
-            if reserve and info.data.get(name) is not None:
+            if size and info.data.get(name) is not None:
                 option = "--" + name.replace("_", "-")
                 raise ValueError(f"does nothing alongside {option}, which sets the size of the KV cache: give one")
-        return reserve
+        return size
 
     @field_validator("quantization_layers")
     @classmethod

@@ -16,7 +16,7 @@ from fwk.engine.node import common
 from fwk.engine.plan import Limits, PlannedStep
 from fwk.engine.scheduler import Scheduler
 from fwk.errors import InvalidRequest, ModelLoadError, RequestFailed
-from fwk.features.declared import states_kept
+from fwk.features.declared import states_kept, step_planning
 from fwk.features.engine import block_transfer, build_engine_features
 from fwk.interfaces.executor import Executor, ExecutorContext, Worker, WorkerInfo
 from fwk.interfaces.parallel import ParallelGroup
@@ -176,12 +176,13 @@ def _assemble(
         built, options.page_size, name, lambda: scheduler.shared_blocks, lambda why: scheduler.parts.trouble(why)
     )
     policy: SchedulePolicy = setup.factory.build("schedulers", ScheduleContext)
+    planning = step_planning(setup.factory)
     limits = Limits(
         max_model_len=setup.max_sequence_len,
         max_step_tokens=setup.max_step_tokens,
         max_start_tokens=setup.max_start_tokens,
         max_decode_gap=setup.max_decode_gap,
-        max_prompts=options.prefill_max_requests,
+        max_prompts=planning.max_prompts,
         max_chunk_tokens=options.chunked_prefill_size if options.chunked_prefill_size > 0 else None,
         max_running=loaded.max_running or options.max_running_requests,
         block_size=options.page_size,
@@ -191,9 +192,9 @@ def _assemble(
         check_blocks=options.check_blocks,
         generates=setup.opened.runner == "generate",
         whole_prompts=setup.opened.served.needs_whole_prompts,
-        conservativeness=options.schedule_conservativeness,
-        is_mixed=options.enable_mixed_chunk,
-        admission_interval=options.num_continuous_decode_steps,
+        conservativeness=planning.conservativeness,
+        is_mixed=planning.is_mixed,
+        admission_interval=planning.admission_interval,
         num_window_groups=loaded.num_window_groups,
         num_state_places=loaded.num_state_places,
         state_interval=states_kept(setup.factory).interval,

@@ -7,7 +7,7 @@ from typing import Any
 
 from fwk.config import Config
 from fwk.errors import ConfigError
-from fwk.interfaces.feature import FeatureRun, FeatureSpec, PromptModel, PromptsServed, StatesKept
+from fwk.interfaces.feature import FeatureRun, FeatureSpec, PromptModel, PromptsServed, StatesKept, StepPlanning
 from fwk.interfaces.loader import Checkpoint
 from fwk.interfaces.model import ModelSpec
 from fwk.plugins import PluginFactory, PluginSet, Registered, choose, taking_part
@@ -33,6 +33,12 @@ def states_kept(factory: PluginFactory) -> StatesKept:
     """How many states of recurrent layers are kept."""
     found = (spec.states_kept(options) for _, spec, options in declared(factory))
     return next((kept for kept in found if kept is not None), StatesKept())
+
+
+def step_planning(factory: PluginFactory) -> StepPlanning:
+    """How steps are planned."""
+    found = (spec.step_planning(options) for _, spec, options in declared(factory))
+    return next((one for one in found if one is not None), StepPlanning())
 
 
 def inputs_of(factory: PluginFactory, model: ModelSpec) -> frozenset[str]:

@@ -20,6 +20,7 @@ from fwk.interfaces.feature_common import Plugins as Plugins
 from fwk.interfaces.feature_common import PromptModel as PromptModel
 from fwk.interfaces.feature_common import PromptsServed as PromptsServed
 from fwk.interfaces.feature_common import StatesKept as StatesKept
+from fwk.interfaces.feature_common import StepPlanning as StepPlanning
 from fwk.interfaces.feature_common import Wire as Wire
 from fwk.interfaces.feature_engine import Blocks as Blocks
 from fwk.interfaces.feature_engine import EnginePart as EnginePart
@@ -145,6 +146,10 @@ class FeatureSpec(Declaration):
 
     def states_kept(self, options: Any) -> StatesKept | None:
         """How many states of recurrent layers are kept, if it has a say in that."""
+        return None
+
+    def step_planning(self, options: Any) -> StepPlanning | None:
+        """How steps are planned, if it has a say in that."""
         return None
 
     def names_used(self, run: FeatureRun, options: Any) -> Iterable[tuple[str, str]]:

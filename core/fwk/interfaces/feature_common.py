@@ -127,6 +127,26 @@ class StatesKept:
 
 
 @dataclass(frozen=True, slots=True)
+class StepPlanning:
+    """How steps are planned.
+
+    max_start_tokens: of prompts in a step, from which it starts no further one; None: the device's.
+    max_decode_gap: a step with prompts takes at most so many times one without; 0: no bound; None: the device's.
+    max_prompts: in a step, from which it starts no further one.
+    is_mixed: prompts and next tokens share steps.
+    conservativeness: blocks kept free for each running sequence when another one starts.
+    admission_interval: steps from one look at the waiting queue to the next, while sequences run.
+    """
+
+    max_start_tokens: int | None = None
+    max_decode_gap: float | None = None
+    max_prompts: int | None = None
+    is_mixed: bool = True
+    conservativeness: float = 1.0
+    admission_interval: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class FeatureRun:
     """A run whose plugins are settled, before its weights are read: what ``FeatureSpec.check_run`` goes by.
 

@@ -8,12 +8,12 @@ from typing import Any
 
 from fwk.config import Config, EngineOptions
 from fwk.errors import ConfigError, ModelLoadError, PluginError
-from fwk.features.declared import check_run, declared
+from fwk.features.declared import check_run, declared, step_planning
 from fwk.interfaces.attention import AttentionLayer
 from fwk.interfaces.declaration import Facts
 from fwk.interfaces.device import Device
 from fwk.interfaces.executor import ExecutorSpec
-from fwk.interfaces.feature import FeatureRun, FeatureSpec
+from fwk.interfaces.feature import FeatureRun, FeatureSpec, StepPlanning
 from fwk.plugins import (
     FAMILIES,
     Judgement,
@@ -106,7 +106,8 @@ def resolve(config: Config, opened: OpenedModel, plugins: PluginSet) -> ModelSet
     given = {key: values for key, values in config.plugin_options.items() if key not in parts}
     check_used(plugins, given, one_each | {"loaders": opened.loader})
     factory = PluginFactory(plugins, config.plugin_options, resolution)
-    step_tokens, start_tokens, gap = _step_tokens(config.engine, opened, chosen.device)
+    planning = step_planning(factory)
+    step_tokens, start_tokens, gap = _step_tokens(config.engine, planning, opened, chosen.device)
     check_run(factory, _feature_run(config, opened, factory, step_tokens))
     parts = {family: _parts(config, plugins, resolution, family).refusals() for family in PARTS}
     for item in _using(config, plugins):
@@ -155,7 +156,9 @@ def _is_local(factory: PluginFactory) -> bool:
     return item.declaration.is_local(factory.options(item))
 
 
-def _step_tokens(options: EngineOptions, opened: OpenedModel, device: Device) -> tuple[int, int, float | None]:
+def _step_tokens(
+    options: EngineOptions, planning: StepPlanning, opened: OpenedModel, device: Device
+) -> tuple[int, int, float | None]:
     """``ModelSetup.max_step_tokens``, ``max_start_tokens`` and ``max_decode_gap``."""
     if opened.runner == "generate":
         defaults = device.defaults(opened.config.torch_dtype, options.max_running_requests)
@@ -166,8 +169,8 @@ def _step_tokens(options: EngineOptions, opened: OpenedModel, device: Device) ->
     else:
         most, start, gap = POOLED_STEP_TOKENS, None, None
     step_tokens = options.max_prefill_tokens or most
-    gap = gap if options.max_decode_gap is None else options.max_decode_gap or None
-    return step_tokens, options.max_start_tokens or start or step_tokens, gap
+    gap = gap if planning.max_decode_gap is None else planning.max_decode_gap or None
+    return step_tokens, planning.max_start_tokens or start or step_tokens, gap
 
 
 def explain_family(config: Config, opened: OpenedModel | None, plugins: PluginSet, family: str) -> Judgement:

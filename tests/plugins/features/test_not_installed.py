@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import SimpleNamespace
@@ -59,6 +60,25 @@ def test_recurrent_models_without_options_of_states(tmp_path: Path) -> None:
     with fwk.LLM(str(tmp_path), max_total_tokens=512) as llm:
         assert llm.generate([[1, 2, 3]], SamplingParams(max_tokens=4, temperature=0.0))[0].token_ids == found
         assert llm.engine.info.chosen["states"] == kept
+
+
+def test_steps_without_options_of_their_planning(tmp_path: Path) -> None:
+    """Its options are unknown, and steps are planned as ever."""
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    options: dict[str, Any] = {"plugins": without("step_planning"), "load_format": "dummy", "max_total_tokens": 512}
+    with pytest.raises(ConfigError, match="unknown option --schedule-conservativeness"):
+        fwk.LLM(str(tmp_path), schedule_conservativeness=2.0, **options)
+    with fwk.LLM(str(tmp_path), **options) as llm:
+        without_it = llm.engine.scheduler.limits
+    given = {"max_start_tokens": 3, "max_decode_gap": 0.0, "prefill_max_requests": 2, "enable_mixed_chunk": False}
+    given |= {"schedule_conservativeness": 0.5, "num_continuous_decode_steps": 4}
+    options.pop("plugins")
+    with fwk.LLM(str(tmp_path), **options) as llm:
+        assert replace(llm.engine.scheduler.limits, seed=without_it.seed) == without_it
+    with fwk.LLM(str(tmp_path), **options, **given) as llm:
+        told = llm.engine.scheduler.limits
+    assert (told.max_start_tokens, told.max_decode_gap, told.max_prompts) == (3, None, 2)
+    assert (told.is_mixed, told.conservativeness, told.admission_interval) == (False, 0.5, 4)
 
 
 def test_caches_without_tiers(tmp_path: Path) -> None:

@@ -30,9 +30,7 @@ _HARMLESS_OPTIONS = frozenset(
         "executor", "disable_overlap_schedule", "sampling_backend", "schedule_policy", "prefix_cache",
         "speculative_algorithm", "grammar_backend", "max_total_tokens", "mem_fraction_static",
         "device_reserve_memory_bytes",
-        "max_running_requests", "max_prefill_tokens", "max_start_tokens", "prefill_max_requests", "max_decode_gap",
-        "chunked_prefill_size", "random_seed",
-        "check_blocks",
+        "max_running_requests", "max_prefill_tokens", "chunked_prefill_size", "random_seed", "check_blocks",
     }
 )  # fmt: skip
 """The same of core's options."""
@@ -83,12 +81,7 @@ def kv_identity(
     return hashlib.blake2b(json.dumps(known, sort_keys=True, default=str).encode(), digest_size=32).digest()
 
 
-_OWN = frozenset(
-    {
-        "cpu_threads", "disable_progress_bars", "schedule_conservativeness", "enable_mixed_chunk",
-        "num_continuous_decode_steps",
-    }
-)  # fmt: skip
+_OWN = frozenset({"cpu_threads", "disable_progress_bars"})
 """Options in which servers that exchange K/V may differ, for these are of the one's machine or work alone."""
 
 
