@@ -182,7 +182,7 @@ PLACED: dict[str, Callable[[Placed], Any]] = {
 
 def test_of_media(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_vision(tmp_path)
-    faults = Faults(monkeypatch, "fwk_multimodal.idefics3.processor:Idefics3Processor", "process")
+    faults = Faults(monkeypatch, "fwk_multimodal.idefics3.processor:Idefics3Processor", "place")
     image = MediaItem("image", encoded(noise(1)), "")
     with fwk.LLM(str(tmp_path), **EAGER) as llm:
 
@@ -192,7 +192,7 @@ def test_of_media(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         right = ask()
         for kind, spoil in PLACED.items():
             faults.spoil, faults.left = spoil, 1
-            with pytest.raises(PluginFault, match=r"multimodal processor '.*' \(fwk .*\) .* in process"):
+            with pytest.raises(PluginFault, match=r"multimodal processor '.*' \(fwk .*\) .* in (place|process)"):
                 ask()
             assert ask() == right, kind
 

@@ -77,7 +77,7 @@ def test_a_batch_of_images_and_text(server: Server, reference: transformers.PreT
     assert rows.stat().st_mode & 0o777 == 0o700
     assert len(list(rows.iterdir())) == 4 * (3 + 5), "each tile once"
     [payloads] = Path(server.folder).glob("fwk-tmp-media-*")
-    until(lambda: not list(payloads.iterdir()), 10, "payloads are removed")
+    until(lambda: len(list(payloads.iterdir())) == 4 * 2, 10, "each picture is kept once, and payloads are removed")
 
 
 def test_one_that_dies_under_load_is_replaced(
@@ -107,12 +107,13 @@ def test_all_end_with_their_server(
     with closing(Server(folder, *FLAGS, "--shutdown-timeout", "3").start()) as server:
         assert tokens(post(server, chat(0)[0]))
         own = encoders(server)
+        kept = set(Path(server.folder).glob("fwk-tmp-media-*/*"))
         with ThreadPoolExecutor(4) as pool:
             for process in own:
                 process.suspend()
             for i in range(30, 34):
                 pool.submit(post, server, chat(i)[0])
-            until(lambda: list(Path(server.folder).glob("fwk-tmp-media-*/*")), 20, "requests have come")
+            until(lambda: set(Path(server.folder).glob("fwk-tmp-media-*/*")) - kept, 20, "requests have come")
             server.process.send_signal(number)
             server.wait(60)
             until(lambda: not any(map(is_alive, own)), 20, "all encoders have ended")

@@ -175,15 +175,17 @@ def test_other_refusals(server: Server) -> None:
 
 
 def test_payloads_are_gone_when_their_requests_are(server: Server) -> None:
-    """Also of those whose clients went away, and of refused ones."""
+    """Also of those whose clients went away, and of refused ones; what was made of a picture is kept once."""
+    folders = list(Path(server.folder).glob("fwk-tmp-media-*"))
+    assert len(folders) == 1
+    assert folders[0].stat().st_mode & 0o777 == 0o700
+    before = len(list(folders[0].iterdir()))
     given = body(said(part(noise(50)), "A?"), stream=True, max_tokens=300)
     for _ in range(3):
         with httpx.stream("POST", server.url + ROUTE, json=given, timeout=60) as answer:
             next(answer.iter_lines())
-    folders = list(Path(server.folder).glob("fwk-tmp-media-*"))
-    assert len(folders) == 1
-    until(lambda: not list(folders[0].iterdir()), 10, "payloads are removed")
-    assert folders[0].stat().st_mode & 0o777 == 0o700
+    assert post(server, body(said(part(noise(51)), part(url_of(b"text"))))).status_code == 400
+    until(lambda: len(list(folders[0].iterdir())) <= before + 1, 10, "payloads are removed")
 
 
 @pytest.mark.sweep

@@ -42,7 +42,7 @@ def encoded_apart(model: Path, folder: Path, **options: Any) -> Iterator[tuple[f
             worker.call("features.media.encode", kind, pieces)
             batches.append(len(pieces))
         target = self._payloads.new()
-        return gather_rows(target.path, media, item.payload.path, files), target
+        return gather_rows(target.path, media, files), target
 
     llm = fwk.LLM.__new__(fwk.LLM)
     llm._load(config, plugins, lambda line: None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -92,6 +91,24 @@ class PlacedMedia:
 
 
 @dataclass(frozen=True, slots=True)
+class PreparedItem:
+    """What a processor makes of one item, whatever prompt it stands in: kept, so that it is decoded once.
+
+    arrays: of each piece, as ``PlacedMedia`` has them. layout: what ``place`` needs to know besides: plain data.
+
+    - ``lengths``: tokens of each piece, in their order.
+    """
+
+    lengths: list[int]
+    arrays: Sequence[Mapping[str, np.ndarray]]
+    layout: Sequence[Any] = ()
+
+    def piece(self, item: int, number: int, start: int) -> PlacedMedia:
+        """One of them, at its place in a prompt."""
+        return PlacedMedia(item, start, self.lengths[number], self.arrays[number])
+
+
+@dataclass(frozen=True, slots=True)
 class Placed:
     """A prompt in which media have their tokens. ``media`` are in the order of their tokens, and none overlap.
 
@@ -121,22 +138,35 @@ class MultimodalContext:
     options: Any = None
 
 
-class MultimodalProcessor(ABC):
+class MultimodalProcessor:
     """Places media in prompts. Built once in a process of its own, which forks for each request: never in the engine.
 
     What it makes of an item may depend on the item and on the context alone: K/V and rows are shared by content.
+    It has ``prepare`` and ``place``, or, where nothing is to be kept from one request to the next, ``process`` alone.
     """
 
     def __init__(self, context: MultimodalContext) -> None:
         self.context = context
 
-    @abstractmethod
-    def process(self, token_ids: list[int], items: Sequence[MediaItem]) -> Placed:
+    def prepare(self, item: MediaItem) -> PreparedItem | None:
+        """Decode an item, and make arrays of it. None, for all of them alike: ``process`` is called in each request.
+
+        Raises ``InvalidRequest`` that names the item for damaged media, and such as are of another format or too large.
+        """
+        return None
+
+    def place(self, token_ids: list[int], items: Sequence[MediaItem], prepared: Sequence[PreparedItem]) -> Placed:
         """Put in the tokens of the items, for whose places the chat template has left marks, in their order.
 
-        ``token_ids`` stays as it is. Raises ``InvalidRequest`` that names the item for damaged media, for such as are
-        of another format or too large, and for more or fewer items than marks.
+        ``token_ids`` stays as it is. Of an item that was prepared before, ``data`` and ``arrays`` are empty. Raises
+        ``InvalidRequest`` for more or fewer items than marks.
         """
+        raise NotImplementedError
+
+    def process(self, token_ids: list[int], items: Sequence[MediaItem]) -> Placed:
+        """Both in turn. Raises what they do."""
+        prepared = [self.prepare(item) for item in items]
+        return self.place(token_ids, items, [one for one in prepared if one is not None])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,6 +19,7 @@ from fwk.interfaces.multimodal import (
     MultimodalProcessor,
     MultimodalProcessorSpec,
     Placed,
+    PreparedItem,
 )
 from fwk.plugins import Registered
 from fwk_kit.testing.base import PluginSuite
@@ -101,6 +104,22 @@ class MultimodalProcessorSuite(PluginSuite):
                     assert ours.arrays.keys() == theirs.arrays.keys()
                     for name, array in ours.arrays.items():
                         np.testing.assert_array_equal(array, theirs.arrays[name])
+
+    def test_what_was_prepared_before_is_placed_alike(self, item: Registered) -> None:
+        """What is kept of an item are its lengths and its layout, which are sent to another process."""
+        self.ready()
+        for media in self.samples:
+            made = self.processor(item).prepare(media)
+            if made is None:
+                pytest.skip("it makes nothing of an item alone")
+            assert len(made.lengths) == len(made.arrays)
+            kept = [PreparedItem(made.lengths, [{} for _ in made.arrays], json.loads(json.dumps(list(made.layout))))]
+            wanted = self.processor(item).process(list(self.prompt), [media])
+            found = self.processor(item).place(list(self.prompt), [replace(media, data=b"")], kept)
+            assert found.token_ids == wanted.token_ids
+            places = [[(piece.item, piece.start, piece.length) for piece in one.media] for one in (found, wanted)]
+            assert places[0] == places[1]
+            assert [piece.length for piece in wanted.media] == made.lengths
 
     def test_different_media_become_different_arrays(self, item: Registered) -> None:
         self.ready()

@@ -257,7 +257,7 @@ def test_what_is_no_film_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidRequest, match="it: the video of 40 x 24 pixels has more than the 959"):
         read(whole, limit=959)
     with pytest.raises(InvalidRequest, match="it: the chat template has a place for another kind of media"):
-        read(whole, "image")
+        read(encoded(noise(1)), "image")
     with pytest.raises(ModelLoadError, match="fps must be up to 1000, and min_frames and max_frames 1 to 768"):
         read(whole, max_frames=1000)
     monkeypatch.setattr(videos, "av", None)

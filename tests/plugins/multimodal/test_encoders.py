@@ -335,7 +335,7 @@ def test_rows_of_any_dtype_and_positions_in_one_payload(tmp_path: Path) -> None:
     for path, one in zip(files, rows, strict=True):
         write_rows(str(path), one)
     target = tmp_path / "target.npz"
-    found = gather_rows(target, media(4, 5), made, files)
+    found = gather_rows(target, [msgspec.structs.replace(one, payload=str(made)) for one in media(4, 5)], files)
     assert [(item.start, item.length, item.payload, item.index) for item in found] == [
         (40, 3, str(target), 0), (50, 3, str(target), 1),
     ]  # fmt: skip

@@ -10,7 +10,14 @@ import numpy as np
 from PIL import Image
 
 from fwk.errors import ModelLoadError
-from fwk.interfaces.multimodal import MediaItem, MultimodalContext, MultimodalProcessor, Placed, PlacedMedia
+from fwk.interfaces.multimodal import (
+    MediaItem,
+    MultimodalContext,
+    MultimodalProcessor,
+    Placed,
+    PlacedMedia,
+    PreparedItem,
+)
 from fwk_multimodal._common.images import check_places, decode
 from fwk_multimodal._common.scaling import CLIP_MEAN, CLIP_STD, Scaling, check_steps, naming_fields
 
@@ -49,7 +56,17 @@ class PixtralProcessor(MultimodalProcessor):
             raise ModelLoadError(f"tokenizer.json has no token {text}, which stands between an image's rows")
         return ids[0]
 
-    def process(self, token_ids: list[int], items: Sequence[MediaItem]) -> Placed:
+    def prepare(self, item: MediaItem) -> PreparedItem:
+        pixels = self._pixels(item)
+        rows, columns = (edge // self._side for edge in pixels.shape[1:])
+        arrays = {"pixel_values": pixels, "marks": np.array(self._row_marks(rows), np.int64)}
+        return PreparedItem([rows * (columns + 1)], [arrays], [rows, columns])
+
+    def _row_marks(self, rows: int) -> list[int]:
+        """What stands behind each row."""
+        return [*[self._marks[0]] * (rows - 1), self._marks[1]]
+
+    def place(self, token_ids: list[int], items: Sequence[MediaItem], prepared: Sequence[PreparedItem]) -> Placed:
         check_places(token_ids.count(self._image), items)
         out: list[int] = []
         media: list[PlacedMedia] = []
@@ -57,12 +74,10 @@ class PixtralProcessor(MultimodalProcessor):
             if token != self._image:
                 out.append(token)
                 continue
-            pixels = self._pixels(items[len(media)])
-            rows, columns = (edge // self._side for edge in pixels.shape[1:])
-            marks = [*[self._marks[0]] * (rows - 1), self._marks[1]]
-            arrays = {"pixel_values": pixels, "marks": np.array(marks, np.int64)}
-            media.append(PlacedMedia(len(media), len(out), rows * (columns + 1), arrays))
-            for mark in marks:
+            found = prepared[len(media)]
+            rows, columns = found.layout
+            media.append(found.piece(len(media), 0, len(out)))
+            for mark in self._row_marks(rows):
                 out += [*[token] * columns, mark]
         return Placed(out, media)
 

@@ -10,7 +10,14 @@ from PIL import Image
 
 from fwk.errors import ModelLoadError
 from fwk.interfaces.dialect import TextTools
-from fwk.interfaces.multimodal import MediaItem, MultimodalContext, MultimodalProcessor, Placed, PlacedMedia
+from fwk.interfaces.multimodal import (
+    MediaItem,
+    MultimodalContext,
+    MultimodalProcessor,
+    Placed,
+    PlacedMedia,
+    PreparedItem,
+)
 from fwk_multimodal._common.images import check_places, decode
 from fwk_multimodal._common.scaling import Scaling, check_steps, naming_fields
 
@@ -52,17 +59,21 @@ class Gemma3Processor(MultimodalProcessor):
             for name, default in (("boi", 255_999), ("eoi", 256_000), ("image", 262_144))
         )
 
-    def process(self, token_ids: list[int], items: Sequence[MediaItem]) -> Placed:
+    def prepare(self, item: MediaItem) -> PreparedItem:
+        image, size = decode(item, self.context.max_pixels), (self._side, self._side)
+        seen = [self._scaling.numbers(part.resize(size, self._resample)) for part in (image, *self._parts(image))]
+        return PreparedItem([self._length] * len(seen), [{"pixel_values": pixels} for pixels in seen])
+
+    def place(self, token_ids: list[int], items: Sequence[MediaItem], prepared: Sequence[PreparedItem]) -> Placed:
         check_places(token_ids.count(self._start), items)
         prompt = _Prompt(self.context.text)
         media: list[PlacedMedia] = []
         number = 0
 
-        def put(image: Image.Image) -> None:
+        def put(part: int) -> None:
             prompt.write(AROUND)
             prompt.put(self._start)
-            pixels = self._scaling.numbers(image.resize((self._side, self._side), self._resample))
-            media.append(PlacedMedia(number, len(prompt.ids), self._length, {"pixel_values": pixels}))
+            media.append(prepared[number].piece(number, part, len(prompt.ids)))
             prompt.put(*[self._image] * self._length, self._end)
             prompt.write(AROUND)
 
@@ -70,13 +81,12 @@ class Gemma3Processor(MultimodalProcessor):
             if token != self._start:
                 prompt.follow(token)
                 continue
-            image = decode(items[number], self.context.max_pixels)
-            parts = self._parts(image)
-            if parts:
+            count = len(prepared[number].lengths)
+            if count > 1:
                 prompt.write(WHOLE)
-            put(image)
-            for nth, part in enumerate(parts):
-                prompt.write(" " if nth else PARTS)
+            put(0)
+            for part in range(1, count):
+                prompt.write(" " if part > 1 else PARTS)
                 put(part)
             number += 1
         return Placed(prompt.ids, media)

@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
-import numpy as np
-
 from fwk.errors import ModelLoadError
-from fwk.interfaces.multimodal import MediaItem, MultimodalContext, MultimodalProcessor, Placed, PlacedMedia
+from fwk.interfaces.multimodal import (
+    MediaItem,
+    MultimodalContext,
+    MultimodalProcessor,
+    Placed,
+    PlacedMedia,
+    PreparedItem,
+)
 from fwk_multimodal._common.images import check_places, decode
 from fwk_multimodal.idefics3.tiles import Settings, tiles
 
@@ -30,7 +35,12 @@ class Idefics3Processor(MultimodalProcessor):
         if not self._length:
             raise ModelLoadError("preprocessor_config.json: 'max_image_size' is less than one patch of the model's")
 
-    def process(self, token_ids: list[int], items: Sequence[MediaItem]) -> Placed:
+    def prepare(self, item: MediaItem) -> PreparedItem:
+        found, rows, columns = tiles(decode(item, self.context.max_pixels), self._settings)
+        arrays = [{"pixel_values": pixels} for pixels in found]
+        return PreparedItem([self._length] * len(found), arrays, [rows, columns])
+
+    def place(self, token_ids: list[int], items: Sequence[MediaItem], prepared: Sequence[PreparedItem]) -> Placed:
         check_places(token_ids.count(self._image), items)
         out: list[int] = []
         media: list[PlacedMedia] = []
@@ -39,25 +49,25 @@ class Idefics3Processor(MultimodalProcessor):
             if token != self._image:
                 out.append(token)
                 continue
-            self._place(items[number], number, out, media)
+            self._put(prepared[number], number, out, media)
             number += 1
         return Placed(out, media)
 
-    def _place(self, item: MediaItem, number: int, out: list[int], media: list[PlacedMedia]) -> None:
-        found, rows, columns = tiles(decode(item, self.context.max_pixels), self._settings)
+    def _put(self, item: PreparedItem, number: int, out: list[int], media: list[PlacedMedia]) -> None:
+        rows, columns = item.layout
 
-        def tile(text: str, pixels: np.ndarray) -> None:
+        def tile(text: str, nth: int) -> None:
             out.extend(self._ids(text))
-            media.append(PlacedMedia(number, len(out), self._length, {"pixel_values": pixels}))
+            media.append(item.piece(number, nth, len(out)))
             out.extend([self._image] * self._length)
 
         before = ""
         for row in range(rows):
             for column in range(columns):
-                tile(f"{before}{MARK}<row_{row + 1}_col_{column + 1}>", found[row * columns + column])
+                tile(f"{before}{MARK}<row_{row + 1}_col_{column + 1}>", row * columns + column)
                 before = ""
             before = "\n"
-        tile(f"{before}{before}{MARK}{WHOLE}", found[-1])
+        tile(f"{before}{before}{MARK}{WHOLE}", rows * columns)
         out.extend(self._ids(MARK))
 
     def _ids(self, text: str) -> list[int]:

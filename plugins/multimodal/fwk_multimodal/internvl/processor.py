@@ -9,7 +9,14 @@ import numpy as np
 from PIL import Image
 
 from fwk.errors import ModelLoadError
-from fwk.interfaces.multimodal import MediaItem, MultimodalContext, MultimodalProcessor, Placed, PlacedMedia
+from fwk.interfaces.multimodal import (
+    MediaItem,
+    MultimodalContext,
+    MultimodalProcessor,
+    Placed,
+    PlacedMedia,
+    PreparedItem,
+)
 from fwk_multimodal._common.images import check_places, decode
 from fwk_multimodal._common.scaling import CLIP_MEAN, CLIP_STD, Scaling, check_steps, naming_fields
 
@@ -51,7 +58,11 @@ class InternVLProcessor(MultimodalProcessor):
             key=lambda grid: grid[0] * grid[1],
         )
 
-    def process(self, token_ids: list[int], items: Sequence[MediaItem]) -> Placed:
+    def prepare(self, item: MediaItem) -> PreparedItem:
+        tiles = self._tiles(item)
+        return PreparedItem([self._length] * len(tiles), [{"pixel_values": tile} for tile in tiles])
+
+    def place(self, token_ids: list[int], items: Sequence[MediaItem], prepared: Sequence[PreparedItem]) -> Placed:
         check_places(token_ids.count(self._image), items)
         start, end = (self.context.text.encode(mark, add_special_tokens=False) for mark in (START, END))
         out: list[int] = []
@@ -62,8 +73,8 @@ class InternVLProcessor(MultimodalProcessor):
                 out.append(token)
                 continue
             out += start
-            for pixels in self._tiles(items[number]):
-                media.append(PlacedMedia(number, len(out), self._length, {"pixel_values": pixels}))
+            for tile in range(len(prepared[number].lengths)):
+                media.append(prepared[number].piece(number, tile, len(out)))
                 out += [token] * self._length
             out += end
             number += 1

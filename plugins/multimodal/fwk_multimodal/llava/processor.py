@@ -8,7 +8,14 @@ from typing import Any, cast
 from PIL import Image
 
 from fwk.errors import InvalidRequest, ModelLoadError
-from fwk.interfaces.multimodal import MediaItem, MultimodalContext, MultimodalProcessor, Placed, PlacedMedia
+from fwk.interfaces.multimodal import (
+    MediaItem,
+    MultimodalContext,
+    MultimodalProcessor,
+    Placed,
+    PlacedMedia,
+    PreparedItem,
+)
 from fwk_multimodal._common.images import check_places, decode
 from fwk_multimodal._common.pixtral import PixtralProcessor
 from fwk_multimodal._common.scaling import Scaling, check_steps, naming_fields
@@ -26,8 +33,11 @@ class LlavaProcessor(MultimodalProcessor):
         make = PixtralProcessor if vision.get("model_type") == "pixtral" else ClipProcessor
         self._of_kind = make(context)
 
-    def process(self, token_ids: list[int], items: Sequence[MediaItem]) -> Placed:
-        return self._of_kind.process(token_ids, items)
+    def prepare(self, item: MediaItem) -> PreparedItem:
+        return self._of_kind.prepare(item)
+
+    def place(self, token_ids: list[int], items: Sequence[MediaItem], prepared: Sequence[PreparedItem]) -> Placed:
+        return self._of_kind.place(token_ids, items, prepared)
 
 
 class ClipProcessor(MultimodalProcessor):
@@ -51,7 +61,10 @@ class ClipProcessor(MultimodalProcessor):
         self._length = (self._size // int(vision.get("patch_size", 14))) ** 2 + (not is_cut)
         self._image = int(raw.get("image_token_index", raw.get("image_token_id", 32000)))
 
-    def process(self, token_ids: list[int], items: Sequence[MediaItem]) -> Placed:
+    def prepare(self, item: MediaItem) -> PreparedItem:
+        return PreparedItem([self._length], [{"pixel_values": self._scaling.numbers(self._square(item))}])
+
+    def place(self, token_ids: list[int], items: Sequence[MediaItem], prepared: Sequence[PreparedItem]) -> Placed:
         check_places(token_ids.count(self._image), items)
         out: list[int] = []
         media: list[PlacedMedia] = []
@@ -59,8 +72,7 @@ class ClipProcessor(MultimodalProcessor):
             if token != self._image:
                 out.append(token)
                 continue
-            pixels = self._scaling.numbers(self._square(items[len(media)]))
-            media.append(PlacedMedia(len(media), len(out), self._length, {"pixel_values": pixels}))
+            media.append(prepared[len(media)].piece(len(media), 0, len(out)))
             out += [token] * self._length
         return Placed(out, media)
 

@@ -11,7 +11,14 @@ import numpy as np
 from PIL import Image
 
 from fwk.errors import InvalidRequest, ModelLoadError
-from fwk.interfaces.multimodal import MediaItem, MultimodalContext, MultimodalProcessor, Placed, PlacedMedia
+from fwk.interfaces.multimodal import (
+    MediaItem,
+    MultimodalContext,
+    MultimodalProcessor,
+    Placed,
+    PlacedMedia,
+    PreparedItem,
+)
 from fwk_multimodal._common.images import check_places, decode
 from fwk_multimodal._common.scaling import CLIP_MEAN, CLIP_STD, Scaling, check_steps, naming_fields
 
@@ -50,7 +57,12 @@ class OneVisionProcessor(MultimodalProcessor):
         self._per_side = self._side // int(vision.get("patch_size", 16))
         self._image = context.config.integer("image_token_index", 151_646, 0)
 
-    def process(self, token_ids: list[int], items: Sequence[MediaItem]) -> Placed:
+    def prepare(self, item: MediaItem) -> PreparedItem:
+        arrays = self._arrays(item)
+        rows, columns = (int(count) for count in arrays["scaled"])
+        return PreparedItem([self._per_side**2 + rows * (columns + 1)], [arrays])
+
+    def place(self, token_ids: list[int], items: Sequence[MediaItem], prepared: Sequence[PreparedItem]) -> Placed:
         check_places(token_ids.count(self._image), items)
         out: list[int] = []
         media: list[PlacedMedia] = []
@@ -58,11 +70,8 @@ class OneVisionProcessor(MultimodalProcessor):
             if token != self._image:
                 out.append(token)
                 continue
-            arrays = self._arrays(items[len(media)])
-            rows, columns = (int(count) for count in arrays["scaled"])
-            length = self._per_side**2 + rows * (columns + 1)
-            media.append(PlacedMedia(len(media), len(out), length, arrays))
-            out += [token] * length
+            media.append(prepared[len(media)].piece(len(media), 0, len(out)))
+            out += [token] * media[-1].length
         return Placed(out, media)
 
     def _arrays(self, item: MediaItem) -> dict[str, np.ndarray]:

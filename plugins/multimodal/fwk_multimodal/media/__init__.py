@@ -69,6 +69,15 @@ class MediaOptions(Options):
         ge=1,
         le=2**50,
     )
+    mm_processor_cache_bytes: int = option(
+        2**28,
+        "Bytes of temporary files that a server keeps of decoded images and the like, by content and beside "
+        "--mm-payload-bytes, so that those of earlier requests are not decoded again; those used least recently go "
+        "first. 0: none.",
+        stability="beta",
+        ge=0,
+        le=2**50,
+    )
     mm_encoder_cache_bytes: int = option(
         2**28,
         "Bytes that a worker keeps of encoded images and the like, by content, so that those of earlier turns are not "

@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -46,11 +46,11 @@ MAX_PAUSE = 30.0
 class Piece:
     """What is encoded at once. done: set to why it was not, or None.
 
-    payload: kept as long as the piece waits. turn: pieces go by it, then as they came.
+    payload: holds the piece's file, as long as it waits. turn: pieces go by it, then as they came.
     """
 
     item: Media
-    payload: PayloadFile
+    payload: Any
     file: PayloadFile
     turn: float
     number: int
@@ -247,8 +247,11 @@ class EncoderPool:
 
     # What the server asks.
 
-    async def encode(self, media: Sequence[Media], payload: PayloadFile) -> list[PayloadFile]:
-        """Files of the pieces' rows. Raises ``RequestFailed``, and ``NotServed`` while nothing encodes."""
+    async def encode(self, media: Sequence[Media], payload: Any) -> list[PayloadFile]:
+        """Files of the pieces' rows. payload: holds what these are made of.
+
+        Raises ``RequestFailed``, and ``NotServed`` while nothing encodes.
+        """
         found: dict[bytes, PayloadFile] = {}
         waiting: dict[bytes, Piece] = {}
         for item in media:
@@ -270,7 +273,7 @@ class EncoderPool:
             found[key] = piece.file
         return [found[item.key] for item in media]
 
-    def _piece(self, item: Media, payload: PayloadFile, place: int) -> Piece:
+    def _piece(self, item: Media, payload: Any, place: int) -> Piece:
         """One that waits already, or a new one."""
         piece = self._known.get(item.key)
         if piece is not None:
@@ -373,7 +376,7 @@ class EncoderPool:
     async def _serve_batch(self, encoder: Encoder) -> str | None:
         """Wait for pieces and have them encoded; how the process has ended, if so."""
         pieces = await self._queue.take(self.options.mm_encoder_batch_size)
-        told = [(str(p.payload.path), p.item.index, p.item.length, str(p.file.path)) for p in pieces]
+        told = [(p.item.payload, p.item.index, p.item.length, str(p.file.path)) for p in pieces]
         try:
             async with asyncio.timeout(ENCODE_SECONDS):
                 answer = await self._ask(encoder, Encode(pieces[0].item.kind, told))

@@ -7,7 +7,7 @@ import json
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from operator import index
 from pathlib import Path
@@ -27,6 +27,8 @@ from fwk.interfaces.multimodal import (
     MultimodalProcessor,
     MultimodalProcessorSpec,
     Placed,
+    PlacedMedia,
+    PreparedItem,
 )
 from fwk.types import ModelConfig
 from fwk_multimodal.media import MediaOptions
@@ -36,11 +38,47 @@ DEFAULT_LIMIT = 16
 """Media of a kind in a prompt."""
 
 
+class ItemShape(msgspec.Struct, frozen=True, array_like=True):
+    """A ``PreparedItem`` without its arrays."""
+
+    lengths: list[int]
+    layout: list[Any]
+
+
+class JobItem(msgspec.Struct, frozen=True, array_like=True):
+    """An item of a prompt: as it came, or, where it was decoded before, its shape.
+
+    digest: of its content. path: of the file of its arrays. Of two that are the same the first alone has either.
+    """
+
+    kind: str
+    name: str
+    digest: bytes
+    path: str
+    data: bytes | None = None
+    shape: ItemShape | None = None
+
+
+class MediaJob(msgspec.Struct, frozen=True):
+    """A prompt and its media; of none, they are decoded and no more.
+
+    path: the file for what is made of all of them, by a processor that makes nothing of one alone.
+    """
+
+    token_ids: list[int] | None
+    items: list[JobItem]
+    path: str
+
+
 class PlacedPrompt(msgspec.Struct, frozen=True, array_like=True):
-    """A prompt in which media have their tokens, and the media."""
+    """A prompt in which media have their tokens, and the media.
+
+    shapes: of those that came as they are, by their digests; none of a processor that makes nothing of one alone.
+    """
 
     token_ids: list[int]
     media: list[Media]
+    shapes: dict[bytes, ItemShape]
 
 
 class PayloadFile:
@@ -54,8 +92,10 @@ class PayloadFile:
 class PayloadFolder:
     """Where a server keeps the payloads of requests that wait or run. Safe to use from any thread."""
 
-    def __init__(self, max_bytes: int | None = None) -> None:
+    def __init__(self, max_bytes: int | None = None, num_kept: Callable[[], int] = lambda: 0) -> None:
+        """num_kept: bytes of files that are kept for requests to come, which have a bound of their own."""
         self._max_bytes = max_bytes
+        self._num_kept = num_kept
         self._folder: TemporaryFolder | None = None
         self._lock = threading.Lock()
         self._count = 0
@@ -66,7 +106,7 @@ class PayloadFolder:
             if self._folder is None:
                 self._folder = TemporaryFolder("media")  # clients' images are private
             used = sum(path.stat().st_size for path in self._folder.path.iterdir() if path.exists())
-            if self._max_bytes is not None and used > self._max_bytes:
+            if self._max_bytes is not None and used - self._num_kept() > self._max_bytes:
                 raise NotServed("the images of other requests take all the room there is (--mm-payload-bytes)", 503, 1)
             self._count += 1
             return PayloadFile(self._folder.path / f"{self._count}.npz")
@@ -154,35 +194,97 @@ class MediaPlacer:
         what = [item.name, item.version, config.architecture, settings]
         self._settings = hashlib.sha256(json.dumps(what, sort_keys=True, default=str).encode()).digest()
 
-    def _process(self, token_ids: list[int], items: Sequence[MediaItem]) -> Placed:
-        """What the processor answers, checked in its name. Raises ``PluginFault``, and what it refuses with."""
-        who = f"multimodal processor {self._label}"
+    def _called(self, method: str, *args: Any) -> Any:
+        """What a method of the processor answers. Raises ``PluginFault``, and what it refuses with."""
         try:
-            placed = self._processor.process(token_ids, items)
-            why = _misfit(self._config.vocab_size, placed, items)
+            return getattr(self._processor, method)(*args)
         except (FwkError, MemoryError):
             raise
         except Exception as error:
-            raise PluginFault(f"{who} raised {type(error).__name__} in process") from error
-        if why is not None:
-            raise PluginFault(f"{who} {why} in process")
-        return placed
+            raise self._fault(f"raised {type(error).__name__}", method) from error
 
-    def place(self, token_ids: list[int], items: Sequence[MediaItem], path: Path) -> PlacedPrompt:
-        """Put media into a prompt; their arrays go to a file. Raises ``InvalidRequest`` that names the item."""
-        placed = self._process(token_ids, items)
-        hashes = [hashlib.sha256(self._settings + item.kind.encode() + b"\0" + item.data).digest() for item in items]
-        parts: Counter[int] = Counter()
+    def _fault(self, why: str, method: str) -> PluginFault:
+        return PluginFault(f"multimodal processor {self._label} {why} in {method}")
+
+    def run(self, job: MediaJob) -> PlacedPrompt:
+        """Decode what was not before, and put all into the prompt. Raises ``InvalidRequest`` that names the item."""
+        prepared: dict[bytes, PreparedItem] = {}
+        new: dict[bytes, ItemShape] = {}
+        for item in job.items:
+            if item.shape is not None:
+                lengths = item.shape.lengths
+                prepared[item.digest] = PreparedItem(lengths, [{}] * len(lengths), item.shape.layout)
+            elif item.data is not None:
+                made = self._prepared(MediaItem(item.kind, item.data, item.name))
+                if made is None:
+                    return self._processed(job)
+                self._write(Path(item.path), made.arrays)
+                prepared[item.digest] = made
+                new[item.digest] = ItemShape(made.lengths, list(made.layout))
+        if job.token_ids is None:
+            return PlacedPrompt([], [], new)
+        return self._placed(job.token_ids, job.items, prepared, new)
+
+    def _prepared(self, item: MediaItem) -> PreparedItem | None:
+        made = self._called("prepare", item)
+        if made is None:
+            return None
+        if not isinstance(made, PreparedItem):
+            raise self._fault(f"answered a {type(made).__name__}, no PreparedItem,", "prepare")
+        if len(made.arrays) != len(made.lengths) or _are_odd(made.arrays):
+            raise self._fault("answered arrays that are none of numbers, or not of each piece", "prepare")
+        return made
+
+    def _placed(
+        self,
+        token_ids: list[int],
+        given: Sequence[JobItem],
+        prepared: Mapping[bytes, PreparedItem],
+        new: dict[bytes, ItemShape],
+    ) -> PlacedPrompt:
+        items = [MediaItem(item.kind, b"", item.name) for item in given]
+        made = [prepared[item.digest] for item in given]
+        placed = self._called("place", token_ids, items, made)
+        why = _misfit(self._config.vocab_size, placed, items)
+        if why is not None:
+            raise self._fault(why, "place")
+        pieces: list[list[PlacedMedia]] = [[] for _ in given]
         media: list[Media] = []
-        for i, piece in enumerate(placed.media):
-            key = hashlib.sha256(hashes[piece.item] + parts[piece.item].to_bytes(4, "little")).digest()
-            parts[piece.item] += 1
-            media.append(
-                Media(key, items[piece.item].kind, piece.start, piece.length, str(path), i, is_span=self._has_spans)
-            )
-        arrays = {f"{i}.{name}": x for i, piece in enumerate(placed.media) for name, x in piece.arrays.items()}
+        for piece in placed.media:
+            own, item = pieces[piece.item], given[piece.item]
+            media.append(self._media(item, piece, len(own), item.path, len(own)))
+            own.append(piece)
+        if [[piece.length for piece in own] for own in pieces] != [one.lengths for one in made]:
+            raise self._fault("answered other pieces than were prepared", "place")
+        return PlacedPrompt(placed.token_ids, media, new)
+
+    def _processed(self, job: MediaJob) -> PlacedPrompt:
+        """By a processor that makes everything anew in each request."""
+        if job.token_ids is None:
+            return PlacedPrompt([], [], {})
+        data = {item.digest: item.data for item in job.items if item.data is not None}
+        items = [MediaItem(item.kind, data[item.digest], item.name) for item in job.items]
+        placed = self._called("process", job.token_ids, items)
+        why = _misfit(self._config.vocab_size, placed, items)
+        if why is not None:
+            raise self._fault(why, "process")
+        counts: Counter[int] = Counter()
+        media: list[Media] = []
+        for number, piece in enumerate(placed.media):
+            media.append(self._media(job.items[piece.item], piece, counts[piece.item], job.path, number))
+            counts[piece.item] += 1
+        self._write(Path(job.path), [piece.arrays for piece in placed.media])
+        return PlacedPrompt(placed.token_ids, media, {})
+
+    def _media(self, item: JobItem, piece: PlacedMedia, part: int, path: str, index: int) -> Media:
+        """part: which of the item's pieces it is. index: of its arrays in the file."""
+        content = hashlib.sha256(self._settings + item.digest).digest()
+        key = hashlib.sha256(content + part.to_bytes(4, "little")).digest()
+        return Media(key, item.kind, piece.start, piece.length, path, index, is_span=self._has_spans)
+
+    def _write(self, path: Path, pieces: Sequence[Mapping[str, np.ndarray]]) -> None:
+        arrays = {f"{i}.{name}": x for i, piece in enumerate(pieces) for name, x in piece.items()}
         np.savez(path, allow_pickle=False, who=np.array(self._label), **arrays)
-        return PlacedPrompt(placed.token_ids, media)
 
 
 def _misfit(vocab_size: int, placed: Any, items: Sequence[MediaItem]) -> str | None:
@@ -198,10 +300,15 @@ def _misfit(vocab_size: int, placed: Any, items: Sequence[MediaItem]) -> str | N
             return "answered media that overlap, or end behind the prompt,"
         if not 0 <= piece.item < len(items):
             return f"answered a piece of item {piece.item}, of {len(items)},"
-        if any(not isinstance(x, np.ndarray) or x.dtype.hasobject for x in piece.arrays.values()):
+        if _are_odd([piece.arrays]):
             return "answered arrays that are none of numbers"
         end = piece.start + piece.length
     return None
+
+
+def _are_odd(pieces: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether some are no arrays of numbers."""
+    return any(not isinstance(x, np.ndarray) or x.dtype.hasobject for piece in pieces for x in piece.values())
 
 
 def named(items: Sequence[MediaItem]) -> list[MediaItem]:

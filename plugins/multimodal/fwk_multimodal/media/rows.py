@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,19 +31,20 @@ def write_rows(path: str, rows: Tensor) -> None:
     partial.rename(path)
 
 
-def gather_rows(target: Path, media: Sequence[Media], payload: Path, files: Sequence[Path]) -> list[Media]:
+def gather_rows(target: Path, media: Sequence[Media], files: Sequence[Path]) -> list[Media]:
     """One payload of the rows of a prompt's media, and of their positions: the media that refer to it.
 
-    payload: what they were made of. files: of each piece, its rows.
+    files: of each piece, its rows.
     """
     arrays: dict[str, np.ndarray] = {}
-    with np.load(payload, allow_pickle=False) as made:
+    with ExitStack() as stack:
+        made = {path: stack.enter_context(np.load(path, allow_pickle=False)) for path in {x.payload for x in media}}
         for i, (item, path) in enumerate(zip(media, files, strict=True)):
             with np.load(path, allow_pickle=False) as file:
                 arrays |= {f"{i}.{name}": file[name] for name in file.files}
             planes = f"{item.index}.{POSITION_PLANES}"
-            if planes in made.files:
-                arrays[f"{i}.{POSITION_PLANES}"] = made[planes]
+            if planes in made[item.payload].files:
+                arrays[f"{i}.{POSITION_PLANES}"] = made[item.payload][planes]
     np.savez(target, allow_pickle=False, **arrays)
     return [
         Media(item.key, item.kind, item.start, item.length, str(target), i, item.is_span)

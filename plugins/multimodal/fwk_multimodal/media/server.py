@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -31,6 +30,8 @@ from fwk_multimodal.media.encoder_servers import (
 )
 from fwk_multimodal.media.encoders import EncoderPool, local_pool, remote_pool
 from fwk_multimodal.media.placing import (
+    JobItem,
+    MediaJob,
     MediaPlacer,
     PayloadFolder,
     PlacedPrompt,
@@ -43,6 +44,7 @@ from fwk_multimodal.media.placing import (
 from fwk_multimodal.media.placing import (
     media_of as media_of_messages,
 )
+from fwk_multimodal.media.prepared import Prepared, PreparedItems, digest_of
 from fwk_multimodal.media.reader import MediaReader
 from fwk_multimodal.media.rows import gather_rows
 
@@ -59,14 +61,6 @@ MAX_BYTES = 2**27
 bytes of a request's media, which are sent there at once."""
 
 
-class MediaJob(msgspec.Struct, frozen=True):
-    """A prompt and its media, and the file for what is made of them."""
-
-    token_ids: list[int]
-    items: list[tuple[str, bytes, str]]  # kind, content, name
-    path: str
-
-
 class MediaJobs(JobPart):
     """Decodes media and places them, in a process that can be killed."""
 
@@ -74,9 +68,7 @@ class MediaJobs(JobPart):
         self._placer = MediaPlacer(context)
 
     def run(self, body: bytes) -> bytes:
-        work = msgspec.msgpack.decode(body, type=MediaJob)
-        items = [MediaItem(kind, data, name) for kind, data, name in work.items]
-        return msgspec.msgpack.encode(self._placer.place(work.token_ids, items, Path(work.path)))
+        return msgspec.msgpack.encode(self._placer.run(msgspec.msgpack.decode(body, type=MediaJob)))
 
 
 class MediaRequests(ServerPart, MediaReading):
@@ -92,7 +84,10 @@ class MediaRequests(ServerPart, MediaReading):
         frontend = context.frontend
         self._limits = media_limits(options, context.inputs)
         self._reader = MediaReader(options)
-        self._payloads = PayloadFolder(None if frontend is None else options.mm_payload_bytes)
+        self._prepared = PreparedItems(options.mm_processor_cache_bytes)
+        max_bytes = None if frontend is None else options.mm_payload_bytes
+        self._payloads = PayloadFolder(max_bytes, lambda: self._prepared.num_bytes)
+        self._keeps = True  # until the processor makes nothing of an item alone
         self._encoders: EncoderPool | None = None
         self._secret, self._identity = b"", ""
         assert context.plugins is not None
@@ -163,7 +158,7 @@ class MediaRequests(ServerPart, MediaReading):
         except ValueError as error:
             raise InvalidRequest(f"the order of another server: {error}") from None
         files = [file.path for file in await self._encoders.encode(media, payload)]
-        await asyncio.to_thread(gather_rows, target.path, media, payload.path, files)
+        await asyncio.to_thread(gather_rows, target.path, media, files)
         return EncodedRows(order.nonce, await asyncio.to_thread(target.path.read_bytes))
 
     def read(self, kind: str, url: str, name: str) -> MediaItem:
@@ -173,16 +168,58 @@ class MediaRequests(ServerPart, MediaReading):
         check_media(items, self._limits)
         if sum(len(item.data) for item in items) > MAX_BYTES:
             raise InvalidRequest(f"the request's media have more than {MAX_BYTES >> 20} MiB together", "messages")
+        digests = [digest_of(item) for item in items]
+        if not self._keeps:
+            return self._placed(token_ids, items, digests, {})
+        known, own, others = self._prepared.claim(dict.fromkeys(digests))
+        try:
+            if not others:
+                return self._placed(token_ids, items, digests, known, own)
+            if own:
+                mine = [(item, digest) for item, digest in zip(items, digests, strict=True) if digest in own]
+                self._placed(None, [item for item, _ in mine], [digest for _, digest in mine], known, own)
+        finally:  # those that wait decode by themselves what this request could not
+            for digest, preparing in own.items():
+                if not preparing.is_done.is_set():
+                    self._prepared.publish(digest, None)
+        for digest, preparing in (own | others).items():
+            if (found := preparing.wait()) is not None:
+                known[digest] = found
+        return self._placed(token_ids, items, digests, known)
+
+    def _placed(
+        self,
+        token_ids: list[int] | None,
+        items: Sequence[MediaItem],
+        digests: Sequence[bytes],
+        known: dict[bytes, Prepared],
+        own: Collection[bytes] = (),
+    ) -> PlacedInput:
+        """Have a job decode what is not ``known``, and put all into the prompt; None: decode it and no more.
+
+        own: what others wait for. What becomes of it is published.
+        """
         payload = self._payloads.new()
-        job = MediaJob(token_ids, [(item.kind, item.data, item.name) for item in items], str(payload.path))
+        files = {digest: known[digest].file if digest in known else self._payloads.new() for digest in digests}
+        sent: list[JobItem] = []
+        for item, digest in zip(items, digests, strict=True):
+            shape = known[digest].shape if digest in known else None
+            data = item.data if shape is None and all(one.digest != digest for one in sent) else None
+            sent.append(JobItem(item.kind, item.name, digest, str(files[digest].path), data, shape))
         found = self.context.jobs.run(
-            msgspec.msgpack.encode(job),
+            msgspec.msgpack.encode(MediaJob(token_ids, sent, str(payload.path))),
             "decoding the request's media",
             cpu_seconds=CPU_SECONDS,
             max_bytes=JOB_BYTES + BYTES_PER_PIXEL * self._options.max_image_pixels,
         )
         placed = msgspec.msgpack.decode(found, type=PlacedPrompt)
-        return PlacedInput(placed.token_ids, placed.media, payload)
+        self._keeps = self._keeps and len(placed.shapes) == len(files.keys() - known.keys())
+        for digest in own:
+            if digest in placed.shapes:
+                file = files[digest]
+                made = Prepared(placed.shapes[digest], file, file.path.stat().st_size)
+                self._prepared.publish(digest, made)
+        return PlacedInput(placed.token_ids, placed.media, (payload, *files.values()))
 
     def conversation(self, messages: Sequence[Mapping[str, Any]]) -> tuple[Sequence[Mapping[str, Any]], dict[str, Any]]:
         media = media_of_messages(messages)
@@ -199,14 +236,14 @@ class MediaRequests(ServerPart, MediaReading):
         return MediaRequest(self) if isinstance(item, GenerateInput) and item.media else None
 
     async def sent(self, item: GenerateInput) -> tuple[list[Media], Any]:
-        """The media of a checked input as the engine gets them, and the file that they refer to."""
+        """The media of a checked input as the engine gets them, and what holds the files that they refer to."""
         media, payload = list(item.media), item.payload
         if self._encoders is None:
             return media, payload
         files = await self._encoders.encode(media, payload)
         target = self._payloads.new()
         paths = [file.path for file in files]
-        return await asyncio.to_thread(gather_rows, target.path, media, payload.path, paths), target
+        return await asyncio.to_thread(gather_rows, target.path, media, paths), target
 
     async def engines_ready(self) -> None:
         if self._encoders is not None:
@@ -216,6 +253,7 @@ class MediaRequests(ServerPart, MediaReading):
         return None if self._encoders is None else self._encoders.trouble()
 
     def close(self) -> None:
+        self._prepared.clear()
         self._payloads.close()
 
 
@@ -226,5 +264,5 @@ class MediaRequest(RequestPart):
         self._server = server
 
     async def enter(self, item: GenerateInput) -> PromptMedia | None:
-        media, self._payload = await self._server.sent(item)  # a file, removed when nothing refers to it any more
+        media, self._payload = await self._server.sent(item)  # files, removed when nothing refers to it any more
         return PromptMedia(media)

@@ -8,7 +8,14 @@ from typing import Any, cast
 import numpy as np
 
 from fwk.errors import InvalidRequest
-from fwk.interfaces.multimodal import MediaItem, MultimodalContext, MultimodalProcessor, Placed, PlacedMedia
+from fwk.interfaces.multimodal import (
+    MediaItem,
+    MultimodalContext,
+    MultimodalProcessor,
+    Placed,
+    PlacedMedia,
+    PreparedItem,
+)
 from fwk_multimodal._common.sound import HOP, decode
 from fwk_multimodal._common.spectrograms import SoundWindow
 
@@ -22,7 +29,11 @@ class Qwen2AudioProcessor(MultimodalProcessor):
         self._window = SoundWindow(context.processor_config, int(audio.get("num_mel_bins", 128)))
         self._sound = context.config.integer("audio_token_index", 151_646, 0)
 
-    def process(self, token_ids: list[int], items: Sequence[MediaItem]) -> Placed:
+    def prepare(self, item: MediaItem) -> PreparedItem:
+        arrays, length = self._heard(item)
+        return PreparedItem([length], [arrays])
+
+    def place(self, token_ids: list[int], items: Sequence[MediaItem], prepared: Sequence[PreparedItem]) -> Placed:
         count = token_ids.count(self._sound)
         if count != len(items):
             raise InvalidRequest(
@@ -36,9 +47,8 @@ class Qwen2AudioProcessor(MultimodalProcessor):
             if token != self._sound:
                 out.append(token)
                 continue
-            arrays, length = self._heard(items[len(media)])
-            media.append(PlacedMedia(len(media), len(out), length, arrays))
-            out += [token] * length
+            media.append(prepared[len(media)].piece(len(media), 0, len(out)))
+            out += [token] * media[-1].length
         return Placed(out, media)
 
     def _heard(self, item: MediaItem) -> tuple[dict[str, np.ndarray], int]:

@@ -22,6 +22,7 @@ from fwk.interfaces.multimodal import (
     MultimodalProcessor,
     Placed,
     PlacedMedia,
+    PreparedItem,
 )
 from fwk_multimodal._common import videos
 from fwk_multimodal._common.images import check_places, decode
@@ -72,7 +73,12 @@ class QwenProcessor(MultimodalProcessor):
         with naming_fields():
             self._videos = _Videos.of(config)
 
-    def process(self, token_ids: list[int], items: Sequence[MediaItem]) -> Placed:
+    def prepare(self, item: MediaItem) -> PreparedItem:
+        """Of a video the times of its pieces, too."""
+        pieces, times = ([self._patches([self._scaled_image(item)])], []) if item.kind == "image" else self._seen(item)
+        return PreparedItem([arrays[POSITION_PLANES].shape[1] for arrays in pieces], pieces, times)
+
+    def place(self, token_ids: list[int], items: Sequence[MediaItem], prepared: Sequence[PreparedItem]) -> Placed:
         kinds = {self._image: "image", self._video: "video"}
         check_places(sum(token in kinds for token in token_ids), items)
         out: list[int] = []
@@ -87,36 +93,42 @@ class QwenProcessor(MultimodalProcessor):
             if item.kind != kinds[token]:
                 raise InvalidRequest(f"{item.name}: the chat template has a place for another kind of media", item.name)
             if item.kind == "image":
-                self._put(out, media, number, token, self._patches([self._scaled_image(item)]))
+                self._put(out, media, prepared[number].piece(number, 0, len(out)), token)
             else:
                 is_framed = bool(out) and out[-1] == self._start
                 if is_framed:  # each frame has its own marks, in place of those around all of it
                     out.pop()
-                self._put_video(out, media, number, item)
+                self._put_video(out, media, number, prepared[number])
                 if is_framed and (after := next(tokens, None)) not in (None, self._end):
                     out.append(after)
             number += 1
         return Placed(out, media)
 
-    def _put(
-        self, out: list[int], media: list[PlacedMedia], number: int, token: int, arrays: dict[str, np.ndarray]
-    ) -> None:
-        length = arrays[POSITION_PLANES].shape[1]
-        media.append(PlacedMedia(number, len(out), length, arrays))
-        out += [token] * length
+    @staticmethod
+    def _put(out: list[int], media: list[PlacedMedia], piece: PlacedMedia, token: int) -> None:
+        media.append(piece)
+        out += [token] * piece.length
 
-    def _put_video(self, out: list[int], media: list[PlacedMedia], number: int, item: MediaItem) -> None:
-        """As many frames at once as a patch has, behind the time of their middle."""
+    def _put_video(self, out: list[int], media: list[PlacedMedia], number: int, item: PreparedItem) -> None:
+        """Each piece behind the time of its middle."""
+        for nth, time in enumerate(item.layout):
+            out += [*self.context.text.encode(f"<{time:.1f} seconds>", add_special_tokens=False), self._start]
+            self._put(out, media, item.piece(number, nth, len(out)), self._video)
+            out.append(self._end)
+
+    def _seen(self, item: MediaItem) -> tuple[list[dict[str, np.ndarray]], list[float]]:
+        """A video's pieces, as many frames at once as a patch has, and the times of their middles."""
+        pieces: list[dict[str, np.ndarray]] = []
+        middles: list[float] = []
         frames, video, sample = videos.decode(item, self._sampled, self._videos.resample, self.context.max_pixels)
         times = [index / video.rate for index in sample.indices]
         for start in range(0, len(frames), self._times):
             last = min(start + self._times, len(frames)) - 1
-            mark = f"<{(times[start] + times[last]) / 2:.1f} seconds>"
-            out += [*self.context.text.encode(mark, add_special_tokens=False), self._start]
+            middles.append((times[start] + times[last]) / 2)
             pixels = [self._videos.scaling.numbers(frame) for frame in frames[start : last + 1]]
             pixels += [pixels[-1]] * (self._times - len(pixels))
-            self._put(out, media, number, self._video, self._patches(pixels))
-            out.append(self._end)
+            pieces.append(self._patches(pixels))
+        return pieces, middles
 
     def _sampled(self, video: videos.Video) -> videos.Sample:
         """So many frames a second, within bounds; in a size in which all of them have no more pixels than may be."""

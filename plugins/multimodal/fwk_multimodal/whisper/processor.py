@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fwk.errors import InvalidRequest, ModelLoadError
-from fwk.interfaces.multimodal import MediaItem, MultimodalContext, MultimodalProcessor, Placed, PlacedMedia
+from fwk.interfaces.multimodal import MediaItem, MultimodalContext, MultimodalProcessor, Placed, PreparedItem
 from fwk_multimodal._common.sound import HOP, RATE, decode
 from fwk_multimodal._common.spectrograms import SoundWindow
 
@@ -26,12 +26,14 @@ class WhisperProcessor(MultimodalProcessor):
                 f"preprocessor_config.json makes windows of {num_frames} frames, and the model hears {2 * self._count}"
             )
 
-    def process(self, token_ids: list[int], items: Sequence[MediaItem]) -> Placed:
+    def prepare(self, item: MediaItem) -> PreparedItem:
+        samples = decode(item, self._window.seconds)
+        if len(samples) < MIN_SAMPLES:
+            raise InvalidRequest(f"{item.name}: the sound is shorter than 10 milliseconds", item.name)
+        return PreparedItem([self._count], [{"spectrogram": self._window.spectrogram(samples)}])
+
+    def place(self, token_ids: list[int], items: Sequence[MediaItem], prepared: Sequence[PreparedItem]) -> Placed:
         if len(items) != 1:
             raise InvalidRequest(f"this model hears one sound at once, not {len(items)}", "messages")
-        samples = decode(items[0], self._window.seconds)
-        if len(samples) < MIN_SAMPLES:
-            raise InvalidRequest(f"{items[0].name}: the sound is shorter than 10 milliseconds", items[0].name)
-        arrays = {"spectrogram": self._window.spectrogram(samples)}
         place = token_ids[:1] * self._count  # the decoder reads none of them
-        return Placed([*place, *token_ids], [PlacedMedia(0, 0, self._count, arrays)])
+        return Placed([*place, *token_ids], [prepared[0].piece(0, 0, 0)])

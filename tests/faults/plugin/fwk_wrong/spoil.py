@@ -51,8 +51,8 @@ def _filled(number: int) -> Callable[[Any], Any]:
     return lambda answer: answer.clone().fill_(number)
 
 
-def _with_arrays(placed: Any, change: Callable[[Any], Any]) -> Any:
-    return replace(placed, media=[replace(piece, arrays=change(piece.arrays)) for piece in placed.media])
+def _with_arrays(prepared: Any, change: Callable[[Any], Any]) -> Any:
+    return replace(prepared, arrays=[change(arrays) for arrays in prepared.arrays])
 
 
 KINDS: dict[str, Callable[[Any], Any]] = {
@@ -77,9 +77,9 @@ KINDS: dict[str, Callable[[Any], Any]] = {
     "token outside": lambda placed: replace(placed, token_ids=[10**6, *placed.token_ids[1:]]),
     "overlapping": lambda placed: replace(placed, media=[*placed.media, placed.media[0]]),
     "item outside": lambda placed: replace(placed, media=[replace(piece, item=7) for piece in placed.media]),
-    "no arrays": lambda placed: _with_arrays(placed, lambda arrays: {}),
-    "narrow arrays": lambda placed: _with_arrays(placed, lambda arrays: {k: x[..., :1] for k, x in arrays.items()}),
-    "lists": lambda placed: _with_arrays(placed, lambda arrays: {k: x.tolist() for k, x in arrays.items()}),
+    "no arrays": lambda prepared: _with_arrays(prepared, lambda arrays: {}),
+    "narrow arrays": lambda prepared: _with_arrays(prepared, lambda arrays: {k: x[..., :1] for k, x in arrays.items()}),
+    "lists": lambda prepared: _with_arrays(prepared, lambda arrays: {k: x.tolist() for k, x in arrays.items()}),
     "unknown key": lambda ended: [Transfer("of nobody", is_whole=True)],
     "hangs": lambda answer: time.sleep(3600),
     "SIGSEGV": _crash(signal.SIGSEGV),
