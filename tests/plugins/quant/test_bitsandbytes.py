@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
+from tests.helpers.int8 import exact, int_mm, saturating
 from tests.helpers.lazy import lazy
 from torch import Tensor
 
@@ -102,8 +103,14 @@ def test_four_bits_are_the_packages_own(kind: str, dtype: torch.dtype) -> None:
         assert torch.equal(made.apply(weights, x, None), wanted)
 
 
-def test_int8_is_the_packages_own_where_no_other_token_is() -> None:
+@pytest.mark.parametrize("product", [None, saturating], ids=["", "saturating"])
+def test_int8_is_the_packages_own_where_no_other_token_is(product: Any) -> None:
     """LLM.int8() of one token, with outliers and without; the package works in half precision at the end."""
+    with int_mm(product):
+        _int8_is_the_packages_own()
+
+
+def _int8_is_the_packages_own() -> None:
     made = method(bitsandbytes_type="int8")
     weight = torch.randn(64, 128, generator=torch.Generator().manual_seed(1))
     weights = made.finish(made.encode(weight, "m"), shape(64, 128))
@@ -115,14 +122,15 @@ def test_int8_is_the_packages_own_where_no_other_token_is() -> None:
         state = bitsandbytes.MatmulLtState()
         state.CB, state.SCB, state.threshold, state.has_fp16_weights = numbers, scales, 6.0, False
         state.is_training = False  # or it would multiply with unpacked weights
-        wanted = bitsandbytes.matmul(row.half(), numbers, state=state)
+        with int_mm(exact):
+            wanted = bitsandbytes.matmul(row.half(), numbers, state=state)
         torch.testing.assert_close(made.apply(weights, row, None), wanted.float(), atol=0.02, rtol=2e-3)
     together = made.apply(weights, x, None)
     alone = torch.cat([made.apply(weights, row, None) for row in x.split(1)])
     torch.testing.assert_close(together, alone, atol=1e-4, rtol=1e-5)
-    exact = F.linear(x, numbers * scales[:, None] / 127)
-    kept_out = (together - exact).norm(dim=1)
-    rounded = (method(bitsandbytes_type="int8", bitsandbytes_threshold=0).apply(weights, x, None) - exact).norm(dim=1)
+    full = F.linear(x, numbers * scales[:, None] / 127)
+    kept_out = (together - full).norm(dim=1)
+    rounded = (method(bitsandbytes_type="int8", bitsandbytes_threshold=0).apply(weights, x, None) - full).norm(dim=1)
     assert torch.equal(kept_out[[0, 3]], rounded[[0, 3]]), "tokens without outliers are rounded alike"
     assert (kept_out[[1, 2]] < rounded[[1, 2]] / 2).all(), "an outlier spoils the scale of its token, unless kept out"
 
@@ -215,7 +223,7 @@ def test_checkpoints_of_transformers(folder: Path, name: str) -> None:
     tokens, scores, chosen = served(where)
     assert chosen == "bitsandbytes, none"  # the head stays plain
     for prompt, ours, logprobs in zip(PROMPTS, tokens, scores, strict=True):
-        with torch.no_grad():
+        with torch.no_grad(), int_mm(exact):
             logits = model(torch.tensor([[*prompt, *ours]])).logits[0, len(prompt) - 1 : -1].float()
         theirs = logits.log_softmax(-1)[range(len(ours)), ours]
         tolerance = 0.08 if name == "int8" else 1e-3  # activations rounded to 8 bits, and outliers by column

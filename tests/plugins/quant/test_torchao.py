@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tests.helpers.checkpoints import make_checkpoint
+from tests.helpers.int8 import exact, int_mm, saturating
 from tests.helpers.lazy import lazy
 
 import fwk
@@ -63,7 +64,7 @@ def test_what_torchao_makes_of_a_model_of_transformers(name: str, flags: dict[st
         done = llm.generate(PROMPTS, sampling)
         assert llm.engine.info.chosen["quant"] == "torchao"
     for prompt, ours in zip(PROMPTS, done, strict=True):
-        with torch.no_grad():
+        with torch.no_grad(), int_mm(exact):
             logits = reference(torch.tensor([[*prompt, *ours.token_ids]])).logits[0, len(prompt) - 1 : -1].float()
         theirs = logits.log_softmax(-1)[range(len(ours.token_ids)), ours.token_ids]
         mine = torch.tensor([entry.logprob for entry in ours.logprobs or []])
@@ -73,8 +74,10 @@ def test_what_torchao_makes_of_a_model_of_transformers(name: str, flags: dict[st
 
 
 @pytest.mark.parametrize("name", RECIPES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_products_are_the_packages_to_the_bit(name: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("product", [None, saturating], ids=["", "saturating"])
+def test_products_are_the_packages_to_the_bit(name: str, dtype: torch.dtype, product: Any) -> None:
+    """Those it has on a processor whose products of int8 are exact."""
     from fwk_quant.torchao.method import TorchaoMethod
 
     torch.manual_seed(1)
@@ -84,7 +87,10 @@ def test_products_are_the_packages_to_the_bit(name: str, dtype: torch.dtype) -> 
     made = TorchaoMethod(QuantContext(torch.device("cpu"), dtype, {}, options))
     weights = made.finish(made.encode(weight, "m"), LinearShape(128, (64,), dtype, torch.device("cpu"), "m"))
     torchao.quantization.quantize_(layer, getattr(torchao.quantization, RECIPES[name])())
-    assert torch.equal(made.apply(weights, x, bias), layer(x))
+    with int_mm(exact):
+        wanted = layer(x)
+    with int_mm(product):
+        assert torch.equal(made.apply(weights, x, bias), wanted)
 
 
 def test_what_torchao_refuses_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

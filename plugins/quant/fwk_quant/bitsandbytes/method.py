@@ -14,6 +14,7 @@ from bitsandbytes import functional  # pyright: ignore[reportMissingImports]
 from fwk.errors import ModelLoadError
 from fwk.interfaces.loader import WeightSource
 from fwk.interfaces.quant import PLAIN, LinearShape, ParamSpec, QuantMethod
+from fwk_quant._common.int8_product import multiply_int8, saturates
 from fwk_quant.bitsandbytes.stored import BLOCK, four_bit, int8
 
 if TYPE_CHECKING:
@@ -111,6 +112,7 @@ class BitsandbytesMethod(QuantMethod):
                 extra = F.linear(large.float(), scaled)
                 rounded = rounded.masked_fill(is_large, 0)
         numbers, scales, _ = functional.int8_vectorwise_quant(rounded.contiguous())
-        sums = functional.int8_linear_matmul(numbers, weights.numbers)
+        inexact = x.device.type == "cpu" and saturates()
+        sums = (multiply_int8 if inexact else functional.int8_linear_matmul)(numbers, weights.numbers)
         y = sums.float().mul_(weights.scales / LARGEST).mul_((scales / LARGEST).unsqueeze(1))
         return y if extra is None else y.add_(extra)

@@ -11,9 +11,11 @@ from torch import nn
 
 from fwk.errors import ModelLoadError
 from fwk.interfaces.quant import LinearShape, ParamSpec, QuantMethod
+from fwk_quant._common.int8_product import multiply_int8, saturates
 from torchao.quantization import (  # pyright: ignore[reportMissingImports] - selected only where it is installed
     Float8WeightOnlyConfig,
     Int8DynamicActivationInt8WeightConfig,
+    Int8Tensor,
     Int8WeightOnlyConfig,
     quantize_,
 )
@@ -70,4 +72,17 @@ class TorchaoMethod(QuantMethod):
     def apply(self, weights: Any, x: Tensor, bias: Tensor | None) -> Tensor:
         if not len(x):
             return x.new_empty(0, weights.shape[0])
+        if x.device.type == "cpu" and self._recipe[0] is Int8DynamicActivationInt8WeightConfig and saturates():
+            return _rounded_linear(x, weights, bias)
         return F.linear(x, weights, bias)
+
+
+def _rounded_linear(x: Tensor, weights: Any, bias: Tensor | None) -> Tensor:
+    """What torchao computes of int8 weights and activations, with an exact product.
+
+    x: [num_tokens, in_features] to [num_tokens, out_features].
+    """
+    rounded = Int8Tensor.from_hp(x, weights.act_quant_kwargs.granularity)
+    sums = multiply_int8(rounded.qdata, weights.qdata).to(rounded.scale.dtype)
+    y = sums.mul_(rounded.scale.view(-1, 1)).to(x.dtype) * weights.scale.view(-1)
+    return (y if bias is None else y.add_(bias)).to(x.dtype)
