@@ -22,6 +22,7 @@ import numpy as np
 from fwk.interfaces.multimodal import Media
 from fwk.types import ModelConfig
 from fwk_http.clients import Allowance, BadReply, check_encoding
+from fwk_multimodal.media.archives import check_arrays
 from fwk_multimodal.media.encoding_messages import Answer, Encode
 
 PATH = "/encode_media"
@@ -30,6 +31,9 @@ CONNECT_SECONDS = 5.0
 ANSWER_SECONDS = 120.0
 MAX_ANSWER_BYTES = 2**31
 """Of the rows of pieces that were sent at once."""
+
+MAX_PIECES = 4096
+"""Of an order: what --mm-encoder-batch-size allows."""
 
 
 class EncodeOrder(msgspec.Struct, frozen=True):
@@ -72,12 +76,22 @@ def is_signed(secret: bytes, body: bytes, given: str, *, is_answer: bool) -> boo
 
 def media_of(order: EncodeOrder, path: Path) -> list[Media]:
     """The pieces of an order whose payload is at ``path``, known by their content. Raises ``ValueError``."""
+    if len(order.lengths) > MAX_PIECES:
+        raise ValueError(f"it holds more than {MAX_PIECES} pieces")
+    with path.open("rb") as payload:
+        try:
+            check_arrays(payload)
+        except ValueError as error:
+            raise ValueError(f"its payload {error}") from None
     found: list[Media] = []
     try:
         with np.load(path, allow_pickle=False) as file:
+            names: dict[str, list[str]] = {}
+            for name in sorted(file.files):
+                names.setdefault(name.partition(".")[0], []).append(name)
             for i, length in enumerate(order.lengths):
                 key = hashlib.sha256(order.kind.encode())
-                for name in sorted(name for name in file.files if name.startswith(f"{i}.")):
+                for name in names.get(str(i), ()):
                     x = np.ascontiguousarray(file[name])
                     key.update(f"\0{name.partition('.')[2]}\0{x.dtype.str}{x.shape}\0".encode())
                     key.update(x.data)
@@ -200,9 +214,13 @@ def _gathered(pieces: list[tuple[str, int, int, str]]) -> bytes:
 
 
 def _write(rows: bytes, targets: list[str]) -> None:
-    """Files of the rows of each piece, as a process writes them. Raises ``ValueError``."""
+    """Files of the rows of each piece, as a process writes them. Raises ``ValueError``, and ``BadReply``."""
     if not targets:
         return
+    try:
+        check_arrays(io.BytesIO(rows))
+    except ValueError as error:
+        raise BadReply(f"its answer {error}") from None
     try:
         with np.load(io.BytesIO(rows), allow_pickle=False) as file:
             found: Mapping[str, Any] = file
