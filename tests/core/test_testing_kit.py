@@ -8,6 +8,8 @@ import subprocess
 import sys
 import tomllib
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from fwk.plugins import FAMILIES
 from fwk_kit.cli.plugin_new import package
 from fwk_kit.testing import SUITES, suite_of
 from fwk_kit.testing.base import installed
+from fwk_kit.testing.parsers import StreamParserSuite
 
 WRONG: dict[str, dict[str, dict[str, Any]]] = tomllib.loads(
     (Path(__file__).parents[1] / "fixtures/wrong_plugins.toml").read_text()
@@ -63,8 +66,9 @@ def outcomes(folder: Path, *words: str) -> dict[str, dict[str, str]]:
     for case in ElementTree.parse(report).getroot().iter("testcase"):
         if case.find("skipped") is None:
             module = (case.get("classname") or "").partition(".")[0]
-            bad = [child.text or "?" for kind in ("failure", "error") for child in case.findall(kind)]
-            found.setdefault(module, {})[case.get("name", "?")] = "".join(bad)[-2000:]
+            bad = [child for kind in ("failure", "error") for child in case.findall(kind)]
+            told = [f"{child.get('message', '')}\n{(child.text or '?')[-2000:]}" for child in bad]
+            found.setdefault(module, {})[case.get("name", "?")] = "\n".join(told)
     assert found, done.stdout + done.stderr
     return found
 
@@ -154,6 +158,26 @@ def test_a_plugin_with_another_fault_fails(judged_others: dict[str, dict[str, st
     assert not any(judged_others[f"test_my_{family}"].values())
 
 
+class Timed(StreamParserSuite):
+    """A parser whose time is ``cost`` of its text's length, every fifth time with that of others on the machine."""
+
+    samples = {"<a>1</a>": ("", "", [])}
+    cost: Callable[[int], float]
+    num_calls = 0
+
+    def _seconds(self, item: Any, pieces: Sequence[str]) -> float:
+        self.num_calls += 1
+        return self.cost(len("".join(pieces))) * (10 if self.num_calls % 5 == 1 else 1)
+
+
+@pytest.mark.parametrize(("power", "passes"), [(1, True), (2, False)])
+def test_a_parsers_time_is_judged_without_what_else_runs(power: int, passes: bool) -> None:
+    suite: Any = Timed()
+    suite.cost = lambda length: length**power
+    with nullcontext() if passes else pytest.raises(AssertionError, match="s for a quarter"):
+        suite.test_the_time_is_linear_in_the_text(None)
+
+
 @pytest.mark.sweep
 @pytest.mark.timeout(1600)  # one server or two for each
 def test_every_template_passes_its_whole_contract(tmp_path: Path) -> None:
@@ -162,4 +186,5 @@ def test_every_template_passes_its_whole_contract(tmp_path: Path) -> None:
         install(tmp_path, family, f"my_{family}")
     found = outcomes(tmp_path)
     assert set(found) == {f"test_my_{family}" for family in WRONG}
-    assert {(module, name): told for module, tests in found.items() for name, told in tests.items() if told} == {}
+    bad = [f"{module}::{name}: {told}" for module, tests in found.items() for name, told in tests.items() if told]
+    assert not bad, "\n\n".join(bad)  # a comparison would be cut short
