@@ -2,46 +2,37 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fwk.config import Config
-from fwk.errors import ConfigError, in_range, shaped
-from fwk.features.declared import moved_by, states_kept
+from fwk.errors import ConfigError
+from fwk.features.declared import states_kept
 from fwk.features.worker import PartPlugins, WorkerFeatures, build_worker_features
-from fwk.interfaces.attention import AttentionBackendSpec, AttentionLayer
+from fwk.interfaces.attention import AttentionLayer
 from fwk.interfaces.device import CacheMemory, Device, MemoryInfo
 from fwk.interfaces.executor import WorkerInfo
-from fwk.interfaces.feature import LoadedModel, WorkerCache, WorkerPartContext
+from fwk.interfaces.feature import LoadedModel, WorkerPartContext
 from fwk.interfaces.model import Encoder, Model
 from fwk.interfaces.observer import WorkerObserverContext
 from fwk.interfaces.parallel import ParallelGroup
-from fwk.interfaces.prefix_cache import PrefixCacheSpec
-from fwk.interfaces.sampling import LogitsProcessor, Sampler, SamplerSpec, SamplingContext
-from fwk.interfaces.speculative import SpeculativeContext, SpeculativeDecoder
-from fwk.plugins.answers import checked
 from fwk.plugins.pools import num_engines
 from fwk.setup.devices import take_device
 from fwk.setup.resolve import ModelSetup
-from fwk.text import ModelText, model_text
-from fwk.text.grammars import Grammars
 from fwk.types import ForwardBatch
-from fwk.worker.drafting.checked_decoder import CheckedDecoder, fault_of
-from fwk.worker.drafting.draft_store import DraftStore
 from fwk.worker.drafting.drafting import Drafting, NoDrafting
-from fwk.worker.drafting.part_drafts import NoPartDrafts, PartDrafts
+from fwk.worker.drafting.drafting_builder import DraftingBuilder
 from fwk.worker.graphs.capturing import Capturing
 from fwk.worker.graphs.step_graphs import StepModel
 from fwk.worker.kv import kv_cache
 from fwk.worker.kv.cache_sizing import CacheSizing
-from fwk.worker.kv.identity import kv_common, kv_identity
+from fwk.worker.kv.layout import KVLayout
 from fwk.worker.kv.states import StateStore
 from fwk.worker.loading.model_builder import ModelBuilder
 from fwk.worker.loading.rebuilding import Rebuilding
@@ -55,18 +46,14 @@ from fwk.worker.runner.rehearsal import LargestStep
 from fwk.worker.runner.sequence_table import SequenceTable
 from fwk.worker.runner.staging import StagingRing
 from fwk.worker.runner.uploads import Uploads
-from fwk.worker.sampling.grammar import GrammarMasks, GrammarStore
-from fwk.worker.sampling.pipeline import Place, SamplingPipeline
-from fwk.worker.sampling.processors import WorkerProcessors
+from fwk.worker.sampling.grammar import GrammarStore
+from fwk.worker.sampling.pipeline import SamplingPipeline
+from fwk.worker.sampling.sampling_builder import SamplingBuilder
 from fwk.worker.sampling.step_sampler import StepSampler
-from fwk_files.model_hash import ModelHash
 from fwk_native.thread_pool import ThreadPool
 
 MAX_IN_FLIGHT = 2
 """Steps that a device may be given before the first of them is collected."""
-
-MAX_DRAFTED_STATES = 16
-"""Sequences of a model with recurrent layers that are drafted for at once, where there is no decoder."""
 
 
 @dataclass(slots=True)
@@ -103,9 +90,6 @@ class WorkerBuilder:
         self._factory = setup.factory
         self._group = group
         self._engine_index = engine_index
-        self._files = ModelHash(setup.opened.path)
-        if moved_by(setup.factory):
-            self._files.start()
         self._device = take_device(setup.device, setup.chosen_device.name, group, engine_index)
         if config.engine.cpu_threads is not None:
             torch.set_num_threads(config.engine.cpu_threads)
@@ -126,21 +110,15 @@ class WorkerBuilder:
             None if setup.device.is_host else self._staging,
             self._uploads.send,
         )
+        self._kv = KVLayout(config, setup, group, self._models, self._chosen, self._reasons)
         self._capturing = Capturing(config, setup, self._models, group)
         self._rebuild = Rebuilding(config, setup, self._models)
-        self._compiler = self._grammar_compiler()
-        self._masks: GrammarMasks | None = None
-        self._processors: WorkerProcessors | None = None
-        grammars = GrammarStore(self._compiler.compile)
-        self.parts = WorkerParts(
-            grammars,
-            {
-                "prepare_grammar": grammars.prepare,
-                "grammars_ready": grammars.ready,
-                "release_grammar": grammars.release,
-                "weights_identity": setup.opened.checkpoint.weights_identity,
-            },
-        )
+        send, chosen, reasons = self._uploads.send, self._chosen, self._reasons
+        self._sampling = SamplingBuilder(config, setup, self._device, self.threads, send, chosen)
+        self.parts = WorkerParts(self._sampling.grammars, self._sampling.operations())
+        self.parts.operations["weights_identity"] = setup.opened.checkpoint.weights_identity
+        encode, rings, troubles = self._sampling.encode, self._rings, self.parts.troubles
+        self._drafting = DraftingBuilder(config, setup, self._models, encode, send, rings, reasons, troubles)
 
     def build(self) -> WorkerInfo:
         """Load the model and fill in ``parts``. Raises ``FwkError``."""
@@ -154,10 +132,10 @@ class WorkerBuilder:
         num_own_layers = len(self._models.layers)
         if (stages := self._group.stage.count) > 1:
             self._chosen["stages"] = f"{stages} (the last one has {num_own_layers} layers)"
-        decoder = self._capturing.decoder = self._decoder(model)
-        num_drafted = self._num_drafted_slots(has_decoder=decoder is not None)
+        decoder = self._capturing.decoder = self._drafting.decoder(model, self._group.size)
+        num_drafted = self._drafting.num_slots(has_decoder=decoder is not None)
         states = self._states(num_drafted)
-        groups = self._kv_groups(num_own_layers)
+        groups = self._kv.groups(num_own_layers)
         window = max((layer.sliding_window or 0 for group in groups[1:] for layer in group), default=0)
         num_captured = self._capturing.num_rows if opened.runner == "generate" else 0
         num_null = 1 if num_captured else 0  # blocks that no sequence holds
@@ -203,15 +181,14 @@ class WorkerBuilder:
             )
             self._chosen["step"] = "eager (the model does not generate)"
             cache = self._sizing(groups, others, num_null).size(self.parts.runner, self._largest(groups, 0), features)
-            self._tell_cache(features, cache.num_blocks)
+            features.cache_allocated(self._kv.cache(cache.num_blocks))
             self._operators_ready()
             self._warmed_up(model)
             self._rebuild.run = partial(self._serve_prompts, self.parts.runner)
             return info(cache.num_blocks, reasons=tuple(self._reasons), memory=cache.memory)
         assert isinstance(model, Model), "ModelSpec.runner is generate: load names a Model"
-        sampling = self._sampling(table)
-        drafting = self._drafting(decoder, table, inputs, sampling)
-        drafting.of_parts = PartDrafts(features, table, num_drafted) if features.has_drafts else NoPartDrafts()
+        sampling = self.parts.pipeline = self._sampling.build(table)
+        drafting = self._drafting.build(decoder, table, inputs, sampling, num_drafted)
         runner = self.parts.runner = ModelRunner(
             model=self._capturing.step_model(model, is_greedy, inputs.max_tokens, drafting.max_drafts),
             plan_attention=self._plan_attention,
@@ -233,7 +210,7 @@ class WorkerBuilder:
             partial(self._capturing.on_trial, model, is_greedy),
             partial(self._capturing.pieces_on_trial, model, is_greedy),
         )
-        self._tell_cache(features, cache.num_blocks)
+        features.cache_allocated(self._kv.cache(cache.num_blocks))
         self._capturing.prepare(inputs, cache.num_blocks + num_null, cache.num_blocks)
         with kv_cache.scratch_kv_cache(cache.tensors, self._models.layers):
             self._warm_up(runner, self._largest(groups, drafting.max_drafts))
@@ -246,7 +223,7 @@ class WorkerBuilder:
             max_drafts=drafting.max_drafts,
         )
         self._rebuild.run = partial(self._serve, runner, drafting, step_model, cache.tensors)
-        self.parts.grammars.begin(self._compiler.build)
+        self._sampling.prepare_grammars()
         return info(
             cache.num_blocks,
             reasons=tuple(self._reasons),
@@ -353,16 +330,16 @@ class WorkerBuilder:
             num_layers=opened.config.num_layers,
             step_tokens=self._setup.max_step_tokens,
             dtype=getattr(torch, self._setup.facts.dtype),
-            grammar=lambda slot: None if self._masks is None else self._masks.grammar(slot),
+            grammar=self._sampling.grammar,
             prompts=opened.served.prompts,
-            encode=self._encode,
+            encode=self._sampling.encode,
             inputs=opened.served.inputs,
             rebuild=self._rebuild,
             host_buffer=device.host_buffer,
             event=device.event,
             chosen={family: self._factory.item(family).declaration for family in self._setup.resolution.selections},
-            hash_files=self._files.start,
-            processors=lambda: self._processors,
+            hash_files=self._kv.files.start,
+            processors=lambda: self._sampling.processors,
         )
         plugins = PartPlugins(self._factory, self._chosen, self._reasons)
         features = self.parts.features = self._models.features = build_worker_features(
@@ -375,55 +352,6 @@ class WorkerBuilder:
         self._rings.append(kind(self._setup.device, self._device, MAX_IN_FLIGHT + 1))
         return self._rings[-1]
 
-    def _grammar_compiler(self) -> Grammars:
-        opened = self._setup.opened
-        grammars = Grammars(self._factory, self._text, opened.config.vocab_size, opened.eos_token_ids)
-        grammars.use(self._chosen.setdefault("grammar", "none"))
-        return grammars
-
-    def _text(self) -> ModelText:
-        return model_text(self._setup.opened.checkpoint, self._config.model, self._setup.opened.config.vocab_size)
-
-    @functools.cached_property
-    def _encode(self) -> Callable[[str], list[int]]:
-        text = functools.cache(self._text)
-        return lambda string: text().encode(string, add_special_tokens=False)
-
-    def _decoder(self, model: Model | Encoder) -> SpeculativeDecoder | None:
-        """The speculative decoder, with the layers of its own model if it has one; None without one."""
-        if "speculative" not in self._setup.resolution.selections:
-            return None
-        assert isinstance(model, Model), "a model that does not generate is refused drafts"
-        opened, name = self._setup.opened, self._config.engine.speculative_algorithm
-        if opened.served.is_recurrent and self._setup.resolution.facts.drafts == "tree":
-            raise ConfigError(
-                f"--speculative-algorithm {name} is asked for trees of drafts: {opened.name} has recurrent layers, "
-                "which can follow a chain only"
-            )
-        if opened.served.encoder is not None and self._setup.resolution.facts.drafts == "tree":
-            raise ConfigError(
-                f"--speculative-algorithm {name} is asked for trees of drafts: {opened.name} has an encoder and a "
-                "decoder, which can follow a chain only"
-            )
-        decoder = self._factory.build(
-            "speculative",
-            SpeculativeContext,
-            num_slots=self._config.engine.max_running_requests,
-            max_model_len=self._setup.max_model_len,
-            vocab_size=self._setup.opened.config.vocab_size,
-            load_model=self._models.build_draft,
-            target=model,
-            num_target_layers=self._setup.opened.config.num_layers,
-            build=partial(self._models.build_head, model),
-            tap=self._models.tap,
-            encode=self._encode,
-            is_host=self._setup.device.is_host,
-            upload=self._uploads.send,
-        )
-        failed = fault_of(self._group.size, self.parts.troubles)
-        label = self._factory.item("speculative").label
-        return cast("SpeculativeDecoder", CheckedDecoder(decoder, opened.config.vocab_size, label, failed))
-
     def _plan_attention(self, batch: ForwardBatch) -> Any:
         """What the attention backend makes of a batch; nothing for a model without attention, or that plans itself."""
         layers = self._models.layers
@@ -435,14 +363,6 @@ class WorkerBuilder:
                 return plan
             batch.is_static = False
         return self._models.attention.plan(batch, layers)
-
-    def _num_drafted_slots(self, *, has_decoder: bool) -> int:
-        """Sequences that may have drafts: where layers keep states, a second state of each is kept for that."""
-        options, served = self._config.engine, self._setup.opened.served
-        if self._setup.opened.runner == "pool" or not (has_decoder or self._models.features.has_drafts):
-            return 0
-        few = served.is_recurrent and not has_decoder
-        return min(options.max_running_requests, MAX_DRAFTED_STATES) if few else options.max_running_requests
 
     def _states(self, num_drafted: int) -> StateStore | None:
         """What recurrent layers keep of running sequences, and for the prefix cache; None without such layers."""
@@ -466,35 +386,6 @@ class WorkerBuilder:
                 "holds no more of their states"
             )
         return states
-
-    def _kv_groups(self, num_own_layers: int) -> list[list[AttentionLayer]]:
-        """The layers by block table. Whatever else moves blocks about knows one table only, and then there is one.
-
-        num_own_layers: the served model's; those after them draft.
-        """
-        layers = self._models.layers
-        spec = self._factory.item("attention").declaration
-        cache = self._factory.item("cache").declaration
-        assert isinstance(spec, AttentionBackendSpec)
-        assert isinstance(cache, PrefixCacheSpec)
-        moved = moved_by(self._factory)
-        why = {
-            "--disable-hybrid-swa-memory": self._config.engine.disable_hybrid_swa_memory,
-            f"attention {self._chosen.get('attention')}": "kv_groups" not in spec.features,
-            f"cache {self._chosen.get('cache')} keeps blocks in tiers": cache.tiers is not None,
-            moved: bool(moved),
-            "the model has recurrent layers": self._setup.opened.served.is_recurrent,
-            "prompts are computed whole": self._setup.opened.served.needs_whole_prompts,
-            "stages have layers of different kinds": self._group.stage.count > 1,
-        }
-        windows = [layer.sliding_window for layer in layers if layer.sliding_window is not None]
-        if not windows or min(windows) >= self._setup.max_model_len:  # no window is ever left behind
-            return [layers]
-        refusal = next((reason for reason, holds in why.items() if holds), "")
-        if refusal:
-            self._reasons.append(f"every layer keeps all of a sequence, though some see a window only: {refusal}")
-            return [layers]
-        return kv_cache.form_groups(self._models.attention, layers[:num_own_layers], layers[num_own_layers:])
 
     def _largest(self, groups: list[list[AttentionLayer]], max_drafts: int) -> LargestStep:
         """What bounds the run's steps, in a KV cache that holds the longest sequence."""
@@ -537,95 +428,6 @@ class WorkerBuilder:
         num_sharers = self._group.local_size * num_engines(self._factory.plugins, self._config.plugin_options)
         return self._setup.device.memory(self._device, num_sharers)
 
-    def _tell_cache(self, features: WorkerFeatures, num_blocks: int) -> None:
-        """The KV cache is allocated: features' parts may use it."""
-        config, setup, layers = self._config, self._setup, self._models.layers
-
-        def in_common() -> dict[str, str]:
-            files = self._files.result()
-            return kv_common(config, self._factory.plugins, setup, self._chosen, layers, self._group, files)
-
-        def identity(outlives: bool) -> bytes:
-            files = self._files.result() if outlives else ""
-            return kv_identity(config, self._factory.plugins, setup, self._chosen, layers, self._group, files)
-
-        own = [layer for layer in layers if layer.kv_cache is not None]
-        features.cache_allocated(WorkerCache(own, num_blocks, config.engine.page_size, in_common, identity))
-
-    def _sampling(self, table: SequenceTable) -> SamplingPipeline:
-        opened = self._setup.opened
-        vocab_size, text = opened.config.vocab_size, functools.cache(self._text)
-
-        @functools.cache
-        def token_bytes() -> list[bytes]:
-            return text().vocabulary.all_bytes(vocab_size)
-
-        context = partial(
-            SamplingContext,
-            vocab_size=vocab_size,
-            num_slots=self._config.engine.max_running_requests,
-            device=self._device,
-            eos_token_ids=opened.eos_token_ids,
-            threads=self.threads,
-            token_bytes=token_bytes,
-            upload=self._uploads.send,
-            text=text,
-        )
-        sampler: Sampler = self._factory.build("samplers", context)
-        checked(self._factory.item("samplers"), sampler, sample=_picked)
-        masks = self._masks = GrammarMasks(context(), self.parts.grammars, table, sampler.mask)
-        processors: dict[Place, LogitsProcessor] = {Place(-1, ""): masks}
-        own = WorkerProcessors(self._factory, context)
-        processors |= own.build_all()
-        declaration = self._factory.item("samplers").declaration
-        assert isinstance(declaration, SamplerSpec)
-        late = declaration.late_positions
-        pipeline = SamplingPipeline(processors, sampler, table, declaration.finishes, late_positions=late)
-        own.pipeline = self.parts.pipeline = pipeline
-        self._processors = own
-        return pipeline
-
-    def _drafting(
-        self, decoder: SpeculativeDecoder | None, table: SequenceTable, inputs: InputBuffers, sampling: SamplingPipeline
-    ) -> NoDrafting:
-        if decoder is None:
-            return NoDrafting()
-        name = self._config.engine.speculative_algorithm
-        if not decoder.acceptance.is_exact:
-            if self._setup.resolution.facts.drafts == "tree":
-                raise ConfigError(
-                    f"--speculative-algorithm {name} drafts trees, whose drafts are kept as the model picks them: "
-                    "thresholds of acceptance are for chains"
-                )
-            self._reasons.append(f"{name}: sampled outputs leave the model's distribution, as acceptance is relaxed")
-        sampling.acceptance = decoder.acceptance
-        num_taps = len(self._models.wanted_taps)
-        store: DraftStore | None = None
-        if not self._setup.device.is_host:
-            num_slots, send = self._config.engine.max_running_requests, self._uploads.send
-            store = DraftStore(num_slots, decoder.max_drafts, self._device, send, decoder.max_levels)
-            # Of a decoder that drafts late nothing is known to be done that was launched after the step before the one
-            # in flight: its passes after three steps' launches, for other sequences after two collected ones.
-            num_passes = 5 * (decoder.max_passes + 1) if decoder.drafts_late else decoder.max_passes
-            for ring in self._rings:
-                ring.grow(num_passes)
-        attention, layers = self._models.attention, self._models.layers
-        return Drafting(
-            decoder, table, inputs, attention, layers, sampling, num_taps, store, runs_ahead=self._runs_ahead(decoder)
-        )
-
-    def _runs_ahead(self, decoder: SpeculativeDecoder) -> bool:
-        """Whether steps are launched while drafts are being verified, so that only the device knows their lengths."""
-        attention = self._setup.factory.item("attention").declaration if self._models.layers else None
-        takes_lengths_late = isinstance(attention, AttentionBackendSpec) and "late_lengths" in attention.features
-        return (
-            (decoder.drafts_ahead or (decoder.drafts_late and decoder.acceptance.is_exact))
-            and takes_lengths_late
-            and not self._setup.device.is_host
-            and not self._setup.opened.served.is_recurrent
-            and self._setup.opened.served.encoder is None
-        )
-
     def _in_flight(
         self, table: SequenceTable, max_rows: int
     ) -> Callable[[StepSampler, Settled, Early | None], InFlight] | None:
@@ -634,10 +436,6 @@ class WorkerBuilder:
         if device.is_host:
             return None
         return partial(InFlight, device, self._device, table, size=MAX_IN_FLIGHT + 1, max_rows=max_rows)
-
-
-def _picked(answer: Any, logits: Tensor, rows: Any) -> str | None:
-    return shaped(answer, (logits.shape[0],), torch.int64) or in_range(answer, logits.shape[1], "the token", -1)
 
 
 def _to_host(device: Device, values: Tensor) -> Tensor:

@@ -1,0 +1,122 @@
+"""Build what a worker chooses tokens with: the grammars, the logits processors and the sampler."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fwk.config import Config
+from fwk.errors import in_range, shaped
+from fwk.interfaces.device import Upload
+from fwk.interfaces.grammar import Grammar
+from fwk.interfaces.native import NativeThreads
+from fwk.interfaces.sampling import LogitsProcessor, Sampler, SamplerSpec, SamplingContext
+from fwk.plugins.answers import checked
+from fwk.setup.resolve import ModelSetup
+from fwk.text import ModelText, model_text
+from fwk.text.grammars import Grammars
+from fwk.worker.runner.sequence_table import SequenceTable
+from fwk.worker.sampling.grammar import GrammarMasks, GrammarStore
+from fwk.worker.sampling.pipeline import Place, SamplingPipeline
+from fwk.worker.sampling.processors import WorkerProcessors
+
+
+class SamplingBuilder:
+    """Builds the ``SamplingPipeline`` of one worker; grammars are there before it.
+
+    chosen: names of what was chosen, by family. upload: brings an array to the device.
+
+    - ``grammars``: those of the sequences that run.
+    - ``processors``: once the pipeline is built.
+    """
+
+    processors: WorkerProcessors | None = None
+    _masks: GrammarMasks | None = None
+
+    def __init__(
+        self,
+        config: Config,
+        setup: ModelSetup,
+        device: torch.device,
+        threads: NativeThreads,
+        upload: Upload,
+        chosen: dict[str, str],
+    ) -> None:
+        self._config = config
+        self._setup = setup
+        self._device = device
+        self._threads = threads
+        self._upload = upload
+        opened = setup.opened
+        self._compiler = Grammars(setup.factory, self._text, opened.config.vocab_size, opened.eos_token_ids)
+        self._compiler.use(chosen.setdefault("grammar", "none"))
+        self.grammars = GrammarStore(self._compiler.compile)
+
+    def operations(self) -> dict[str, Callable[..., Any]]:
+        """What the engine can call of grammars, by name."""
+        store = self.grammars
+        return {
+            "prepare_grammar": store.prepare,
+            "grammars_ready": store.ready,
+            "release_grammar": store.release,
+        }
+
+    def prepare_grammars(self) -> None:
+        """Begin to build the backend of grammars, for which no step waits."""
+        self.grammars.begin(self._compiler.build)
+
+    def grammar(self, slot: int) -> Grammar | None:
+        """That of the sequence in a slot; None without one."""
+        return None if self._masks is None else self._masks.grammar(slot)
+
+    @functools.cached_property
+    def encode(self) -> Callable[[str], list[int]]:
+        """Text to token ids, without special tokens; the tokenizer is opened with the first."""
+        text = functools.cache(self._text)
+        return lambda string: text().encode(string, add_special_tokens=False)
+
+    def _text(self) -> ModelText:
+        return model_text(self._setup.opened.checkpoint, self._config.model, self._setup.opened.config.vocab_size)
+
+    def build(self, table: SequenceTable) -> SamplingPipeline:
+        """From logits to tokens of the sequences in a table."""
+        opened, factory = self._setup.opened, self._setup.factory
+        vocab_size, text = opened.config.vocab_size, functools.cache(self._text)
+
+        @functools.cache
+        def token_bytes() -> list[bytes]:
+            return text().vocabulary.all_bytes(vocab_size)
+
+        context = partial(
+            SamplingContext,
+            vocab_size=vocab_size,
+            num_slots=self._config.engine.max_running_requests,
+            device=self._device,
+            eos_token_ids=opened.eos_token_ids,
+            threads=self._threads,
+            token_bytes=token_bytes,
+            upload=self._upload,
+            text=text,
+        )
+        sampler: Sampler = factory.build("samplers", context)
+        checked(factory.item("samplers"), sampler, sample=_picked)
+        masks = self._masks = GrammarMasks(context(), self.grammars, table, sampler.mask)
+        processors: dict[Place, LogitsProcessor] = {Place(-1, ""): masks}
+        own = WorkerProcessors(factory, context)
+        processors |= own.build_all()
+        declaration = factory.item("samplers").declaration
+        assert isinstance(declaration, SamplerSpec)
+        late = declaration.late_positions
+        pipeline = SamplingPipeline(processors, sampler, table, declaration.finishes, late_positions=late)
+        own.pipeline = pipeline
+        self.processors = own
+        return pipeline
+
+
+def _picked(answer: Any, logits: Tensor, rows: Any) -> str | None:
+    return shaped(answer, (logits.shape[0],), torch.int64) or in_range(answer, logits.shape[1], "the token", -1)
