@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import json
 import os
 import signal
+import socket
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -152,6 +156,65 @@ def test_what_needs_the_engine_here_is_refused(
     with pytest.raises(EngineDead, match=message):
         relay.check(config)
     relay.check({"engine": {"executor": "processes"}, "plugin_options": {}})
+
+
+class FakeRay:
+    """Remembers a cluster; ``init`` tries for ever, whatever is raised."""
+
+    def __init__(self, remembered: str) -> None:
+        self._private = SimpleNamespace(services=self)
+        self._remembered = remembered
+        self.num_tries = 0
+
+    def canonicalize_bootstrap_address(self, address: str) -> str:
+        assert address == "auto"
+        if not self._remembered:
+            raise ConnectionError("Could not find any running Ray instance")
+        return self._remembered
+
+    def init(self, **_: object) -> None:
+        while True:
+            self.num_tries += 1
+            with contextlib.suppress(Exception):
+                time.sleep(0.01)
+
+
+def closed_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def test_a_cluster_that_was_killed_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray keeps the address of one that was not stopped, and tries it for minutes."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    address = f"127.0.0.1:{closed_port()}"
+    ray = FakeRay(address)
+    with pytest.raises(EngineDead) as caught:
+        relay._connect(ray, "auto")
+    assert str(caught.value) == (
+        f"no Ray cluster can be joined at {address}, where Ray knows one of this machine (--ray-engine-address auto): "
+        "Connection refused; start one (`ray stop`, then `ray start --head`), or give the address of one that runs "
+        "(--ray-engine-address HOST:PORT)"
+    )
+    assert not ray.num_tries
+
+
+@pytest.mark.parametrize("is_remembered", [True, False])
+def test_a_cluster_that_does_not_answer_is_waited_for_with_words(
+    is_remembered: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(relay, "SAY_SECONDS", 0.05)
+    monkeypatch.setattr(relay, "JOIN_SECONDS", 0.3)
+    kept = signal.getsignal(signal.SIGALRM)
+    with socket.create_server(("127.0.0.1", 0)) as silent, caplog.at_level("INFO", "fwk.engine"):
+        ray = FakeRay(f"127.0.0.1:{silent.getsockname()[1]}" if is_remembered else "")
+        with pytest.raises(EngineDead, match=r"this machine has not answered for 0\.3 seconds; run `ray start --head`"):
+            relay._connect(ray, "auto")
+    assert ray.num_tries
+    assert caplog.messages[0] == "joining the Ray cluster on this machine"
+    assert "waiting for the Ray cluster on this machine to answer, for 0 seconds so far" in caplog.messages
+    assert signal.getsignal(signal.SIGALRM) == kept
 
 
 class LocalCluster:

@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -18,7 +19,10 @@ from ray.exceptions import ActorDiedError, RayError
 
 log = logging.getLogger("fwk.engine")
 
-CONNECT_SECONDS = 10.0
+CONNECT_SECONDS, SAY_SECONDS = 10.0, 10.0
+JOIN_SECONDS = 60.0
+"""A cluster must have answered in, looked at between two tries of Ray, of half a minute each; it makes twenty."""
+
 OBJECT_STORE_BYTES = 128 * 2**20
 """Of a Ray that is started here: what ranks exchange is small, and tensors go by collectives."""
 
@@ -51,7 +55,16 @@ def connect(address: str | None, num_cpus: int) -> bool:
     if not ray.is_initialized():
         found = address or os.environ.get("RAY_ADDRESS")
         if found not in (None, "auto", "local"):
+            _check_form(found)
             _probe(found)
+        elif found != "local" and (remembered := _remembered()):
+            try:
+                _probe(remembered, ", where Ray knows one of this machine")
+            except ConfigError as error:
+                if found is not None:
+                    raise
+                log.warning("%s", error)
+                found = "local"
         with _handler_kept():
             _init(found, num_cpus)
     elif not _Connection.users:
@@ -71,7 +84,8 @@ def _init(address: str | None, num_cpus: int) -> None:
     try:
         if address != "local":
             try:
-                ray.init(address=address or "auto", logging_level=logging.ERROR)
+                with _waiting("this machine's Ray cluster" if address in (None, "auto") else f"Ray at {address}"):
+                    ray.init(address=address or "auto", logging_level=logging.ERROR)
                 return
             except ConnectionError:
                 if address is not None:
@@ -105,18 +119,71 @@ def _handler_kept() -> Iterator[None]:
             signal.signal(signal.SIGTERM, kept)
 
 
-def _probe(address: str) -> None:
-    """Ray would wait for long where nothing listens."""
+def _check_form(address: str) -> None:
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
         raise ConfigError(f"--ray-address {address}: must be HOST:PORT, such as 10.0.0.1:6379")
+
+
+def _probe(address: str, which: str = "") -> None:
+    """Raise ``ConfigError`` where nothing listens: Ray would wait for minutes."""
+    host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
     except OSError as error:
         raise ConfigError(
-            f"no Ray cluster can be joined at {address}: {error.strerror or error}; start one there: "
-            f"ray start --head --port {port}"
+            f"no Ray cluster can be joined at {address}{which}: {error.strerror or error}; start one there "
+            f"(`ray stop`, then `ray start --head --port {port}`), or give another --ray-address"
         ) from None
+
+
+def _remembered() -> str:
+    """The cluster that Ray would join, HOST:PORT, also one that was killed; empty: none, or this Ray does not say."""
+    try:
+        found = ray._private.services.canonicalize_bootstrap_address("auto") or ""
+        _check_form(found)
+    except (AttributeError, ConnectionError, ValueError, ConfigError):
+        return ""
+    return found
+
+
+class _Late(BaseException):
+    """Not caught where Ray tries again whatever was raised."""
+
+
+@contextmanager
+def _waiting(what: str) -> Iterator[None]:
+    """Say what is waited for, and again while it lasts.
+
+    Raises ``TimeoutError`` after ``JOIN_SECONDS`` in a main thread whose program has no alarm of its own; in others
+    Ray's own end is waited for.
+    """
+    done, begun = threading.Event(), time.monotonic()
+
+    def tell() -> None:
+        while not done.wait(SAY_SECONDS):
+            log.info("waiting for %s to answer, for %.0f seconds so far", what, time.monotonic() - begun)
+
+    def give_up(*_: object) -> None:
+        raise _Late
+
+    log.info("joining %s", what)
+    thread = threading.Thread(target=tell, daemon=True)
+    thread.start()
+    is_bounded = threading.current_thread() is threading.main_thread() and not signal.getitimer(signal.ITIMER_REAL)[0]
+    kept = signal.signal(signal.SIGALRM, give_up) if is_bounded else None
+    try:
+        if is_bounded:
+            signal.setitimer(signal.ITIMER_REAL, JOIN_SECONDS)
+        yield
+    except _Late:
+        raise TimeoutError(f"{what} has not answered for {JOIN_SECONDS:g} seconds") from None
+    finally:
+        if is_bounded:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, kept)
+        done.set()
+        thread.join()
 
 
 def addresses() -> dict[str, str]:

@@ -19,7 +19,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +38,8 @@ log = logging.getLogger("fwk.engine")
 EXIT_FAILED, EXIT_NOT_STARTED = 70, 78
 CONNECT_SECONDS = 10.0
 SAY_SECONDS = 10.0
+JOIN_SECONDS = 60.0
+"""A cluster must have answered in, looked at between two tries of Ray, of half a minute each; it makes twenty."""
 SHOWN = 300
 """Characters of Ray's own explanation in a message."""
 
@@ -221,16 +223,16 @@ def _told() -> dict[str, Any]:
 def _connect(ray: Any, address: str) -> None:
     found = address if address != "auto" else os.environ.get("RAY_ADDRESS", "auto")
     host, _, port = found.rpartition(":")
-    if host and port.isdecimal():  # Ray would wait for long where nothing listens
-        try:
-            socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
-        except OSError as error:
-            raise EngineDead(f"no Ray cluster can be joined at {found}: {error.strerror or error}") from None
-    elif found != "auto":
+    if found == "auto":
+        _probe(_remembered(ray), ", where Ray knows one of this machine (--ray-engine-address auto)")
+    elif host and port.isdecimal():
+        _probe(found)
+    else:
         raise EngineDead(f"--ray-engine-address {found}: must be HOST:PORT, such as 10.0.0.1:6379, or auto")
     kept = signal.getsignal(signal.SIGTERM)
     try:
-        ray.init(address=found, logging_level=logging.ERROR)
+        with _waiting(f"the Ray cluster at {found}" if found != "auto" else "the Ray cluster on this machine"):
+            ray.init(address=found, logging_level=logging.ERROR)
     except Exception as error:  # Ray raises that class itself where it waited in vain
         raise EngineDead(
             f"no Ray cluster can be joined: {_first_line(error)}; run `ray start --head` on one machine, "
@@ -238,6 +240,60 @@ def _connect(ray: Any, address: str) -> None:
         ) from None
     finally:
         signal.signal(signal.SIGTERM, kept)
+
+
+def _probe(address: str, which: str = "") -> None:
+    """Raise ``EngineDead`` where nothing listens, or nothing is known to: Ray would wait for minutes."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
+    except OSError as error:
+        raise EngineDead(
+            f"no Ray cluster can be joined at {address}{which}: {error.strerror or error}; start one (`ray stop`, then "
+            "`ray start --head`), or give the address of one that runs (--ray-engine-address HOST:PORT)"
+        ) from None
+
+
+def _remembered(ray: Any) -> str:
+    """The cluster that Ray would join, also one that was killed; empty: none, or this Ray does not say."""
+    try:
+        return ray._private.services.canonicalize_bootstrap_address("auto") or ""
+    except (AttributeError, ConnectionError, ValueError):
+        return ""
+
+
+class _Late(BaseException):
+    """Not caught where Ray tries again whatever was raised."""
+
+
+@contextlib.contextmanager
+def _waiting(what: str) -> Iterator[None]:
+    """Say what is waited for, and again while it lasts. Raises ``TimeoutError`` after ``JOIN_SECONDS``."""
+    done, begun = threading.Event(), time.monotonic()
+
+    def tell() -> None:
+        while not done.wait(SAY_SECONDS):
+            log.info("waiting for %s to answer, for %.0f seconds so far", what, time.monotonic() - begun)
+
+    def give_up(*_: object) -> None:
+        raise _Late
+
+    log.info("joining %s", what)
+    thread = threading.Thread(target=tell, daemon=True)
+    thread.start()
+    kept = signal.signal(signal.SIGALRM, give_up)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, JOIN_SECONDS)
+        yield
+    except _Late:
+        raise TimeoutError(f"{what} has not answered for {JOIN_SECONDS:g} seconds") from None
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, kept)
+        done.set()
+        thread.join()
 
 
 def _placed(ray: Any, options: dict[str, Any], spec: dict[str, Any]) -> Any:
