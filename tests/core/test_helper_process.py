@@ -19,8 +19,9 @@ from tests.helpers.rig import write_model
 
 from fwk.config import Config, ModelOptions
 from fwk.config.wire import to_plain
+from fwk.interfaces.feature import JobPart
 from fwk.server.helper import GrammarJob, HelperSetup
-from fwk.server.helper_process import GrammarJobs, ServedText
+from fwk.server.helper_process import FeatureJobs, GrammarJobs, ServedText
 from fwk.text.grammars import Grammars
 from fwk.types import GrammarRequest
 from fwk_jobs.client import JobError, JobProcess, Work, current_work
@@ -226,3 +227,17 @@ def test_a_warm_up_builds_the_grammar_backend_at_a_low_priority(
     jobs.prepare(grammar)
     assert jobs.run(grammar) == b""
     assert len(niceness) == 1, "the backend is built once"
+
+
+def test_jobs_of_features_run_at_a_low_priority(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decoding a picture on a core that a step computes on would hold up all texts."""
+    jobs = FeatureJobs.__new__(FeatureJobs)
+    jobs._part = JobPart(None)  # type: ignore[arg-type]
+
+    def priority(body: bytes) -> bytes:
+        return str(os.getpriority(os.PRIO_PROCESS, threading.get_native_id())).encode()
+
+    monkeypatch.setattr(jobs._part, "run", priority)
+    with ThreadPoolExecutor(1) as thread:  # a fork has one, too
+        found = thread.submit(jobs.run, Job(0, "features.x", b"x", 1, 1)).result()
+    assert int(found) == min(os.getpriority(os.PRIO_PROCESS, 0) + 5, 19)

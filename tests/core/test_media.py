@@ -29,7 +29,7 @@ from fwk.setup.checkpoint import open_model
 from fwk.setup.resolve import resolve
 from fwk.types import Batch, ModelConfig, NewSequence, Request, SamplingParams, ScheduledSequence
 from fwk_kit.testing.serving import TINY
-from fwk_multimodal.media import MediaOptions, PromptMedia, features
+from fwk_multimodal.media import MediaOptions, PromptMedia, features, worker
 from fwk_multimodal.media.engine import MediaPrompts, cache_ids
 from fwk_multimodal.media.placing import PayloadFolder, media_limits, processor_item
 from fwk_multimodal.media.reader import MediaReader
@@ -174,6 +174,40 @@ def test_rows_are_those_of_the_step(tmp_path: Path) -> None:
     assert other.encoded == [[100]], "other weights make other rows"
     part.close_payloads([path])
     assert "cannot be read" in part.open_payloads([path])
+
+
+@pytest.mark.parametrize("is_fed", [False, True])
+def test_a_piece_that_steps_cut_is_encoded_or_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_fed: bool
+) -> None:
+    """Whatever the cache keeps, a step costs by its own tokens: not all rows of the piece that it ends within."""
+    path = str(tmp_path / "payload.npz")
+    rows = np.arange(24, dtype=np.float32).reshape(12, 2)
+    own = {"1.rows.float32": rows.view(np.uint8)} if is_fed else {"1.x": np.arange(12)}
+    np.savez(path, allow_pickle=False, **{name: np.asarray(x) for name, x in own.items()})
+    reads: list[int] = []
+    read = worker.read_rows
+    monkeypatch.setattr(worker, "read_rows", lambda file, index: (reads.append(index), read(file, index))[1])
+    model: Any = Model()
+    options = MediaOptions(mm_encoder_workers=1) if is_fed else MediaOptions(mm_encoder_cache_bytes=0)
+    part = MediaRows(WorkerPartContext("media", torch.device("cpu"), torch.from_numpy, lambda x: x, WIRE, options))
+    part.model_loaded(LoadedModel(model, {}))
+    assert part.open_payloads([path]) == ""
+
+    def step(slot: int, count: int) -> list[float]:
+        forward: Any = SimpleNamespace(inserted=None)
+        part.inputs(Batch(1, [], [], [ScheduledSequence(slot, count, False, [], [])]), forward)
+        return forward.inserted.values[:, 0].tolist()
+
+    for slot in (0, 1):
+        part.begin(NewSequence(slot, [1] * 20, 20, 0, [], SamplingParams(), 0), PromptMedia([media(1, 1, 12, path, 1)]))
+        found = [x for count in (3, 4, 1, 8) for x in step(slot, count)]
+        assert found == (rows[:, 0].tolist() if is_fed else [float(i) for i in range(12)])
+        assert len(reads if is_fed else model.encoded) == slot + 1
+    part.begin(NewSequence(2, [1] * 20, 20, 0, [], SamplingParams(), 0), PromptMedia([media(1, 1, 12, path, 1)]))
+    step(2, 3)
+    part.forget(2)
+    assert part._cut == {}
 
 
 def test_files_live_as_long_as_somebody_holds_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

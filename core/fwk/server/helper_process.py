@@ -28,8 +28,8 @@ from fwk_jobs.frames import Job
 from fwk_process.oom import prefer_as_victim
 from fwk_process.parent import ignore_terminal_signals
 
-WARM_UP_NICENESS = 5
-"""A quarter of a core that a step wants too: little, and a grammar that comes meanwhile is still not kept waiting."""
+NICENESS = 5
+"""Of what steps are not to wait for: a quarter of a core that one wants too, so that what waits for it has it soon."""
 
 _decode_grammar = msgspec.msgpack.Decoder(GrammarJob).decode
 
@@ -102,6 +102,7 @@ class FeatureJobs:
         """The part is built."""
 
     def run(self, job: Job) -> bytes:
+        _lower_priority()  # of this fork
         return self._part.run(job.body) if job.body else b""
 
 
@@ -125,7 +126,7 @@ def _lower_priority() -> None:
     """Of the calling thread, as the system knows a thread's own."""
     with contextlib.suppress(OSError):
         thread = threading.get_native_id()
-        os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + WARM_UP_NICENESS)
+        os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + NICENESS)
 
 
 def main() -> None:

@@ -100,6 +100,7 @@ class MediaRows(WorkerPart):
         self._payloads: dict[str, Any] = {}  # opened files, by path
         self._media: dict[int, Sequence[Media]] = {}  # by slot; none once all of them are computed
         self._num_computed: dict[int, int] = {}
+        self._cut: dict[int, tuple[bytes, Tensor]] = {}  # by slot, key and rows of a piece that a step ended in
         self._planes: dict[int, PromptPlanes] = {}  # by slot, of sequences whose media have some
 
     def operations(self) -> Mapping[str, Callable[..., Any]]:
@@ -136,6 +137,7 @@ class MediaRows(WorkerPart):
     def model_loaded(self, loaded: LoadedModel) -> None:
         self._model = cast(Model, loaded.model)  # one that pools is not given this part
         self._cache.clear()  # what was encoded is of the old weights
+        self._cut.clear()
 
     def begin(self, new: NewSequence, asked: PromptMedia) -> None:
         self._media[new.slot] = asked.media
@@ -148,6 +150,7 @@ class MediaRows(WorkerPart):
         self._media.pop(slot, None)
         self._num_computed.pop(slot, None)
         self._planes.pop(slot, None)
+        self._cut.pop(slot, None)
 
     def calls_layers(self, batch: Batch) -> bool:
         """Whether a step comes to tokens of media, or behind some: no capture has room for rows, nor for planes."""
@@ -165,6 +168,7 @@ class MediaRows(WorkerPart):
             self._shift(batch, forward)
         rows: list[np.ndarray] = []
         parts: list[tuple[Media, slice]] = []
+        cut: dict[int, Media] = {}  # by slot
         first = 0
         for scheduled in batch.sequences:
             start, first = first, first + scheduled.num_new_tokens
@@ -178,12 +182,16 @@ class MediaRows(WorkerPart):
                 if low < high:
                     rows.append(np.arange(low, high) + (start - past))
                     parts.append((item, slice(low - item.start, high - item.start)))
+                    if high < item.end:
+                        cut[scheduled.slot] = item
             if end >= media[-1].end:
                 del self._media[scheduled.slot]
         if any(item.is_span for item, _ in parts):
             self._see_spans(forward, rows, parts)
         if parts:
-            encoded = self._encoded([item for item, _ in parts])
+            known = dict(self._cut.pop(one.slot) for one in batch.sequences if one.slot in self._cut)
+            encoded = self._encoded([item for item, _ in parts], known)
+            self._cut |= {slot: (item.key, encoded[item.key]) for slot, item in cut.items()}
             values = [encoded[item.key][part] for item, part in parts]
             forward.inserted = Inserted(self.context.send(np.concatenate(rows)), torch.cat(values))
 
@@ -214,12 +222,20 @@ class MediaRows(WorkerPart):
                 shifts.append(planes.shift(self._num_computed[scheduled.slot], count))
         forward.extras[POSITION_SHIFT] = self.context.send(np.concatenate(shifts, 1))
 
-    def _encoded(self, items: Sequence[Media]) -> dict[bytes, Tensor]:
-        """Rows by key: [length, hidden_size] each. Those of a kind that are not known yet are encoded together."""
+    def _encoded(self, items: Sequence[Media], known: Mapping[bytes, Tensor]) -> dict[bytes, Tensor]:
+        """Rows by key: [length, hidden_size] each. Those of a kind that are not known yet are encoded together.
+
+        known: of pieces that steps have ended within, whatever the cache has kept: no piece is encoded, nor read, once
+        for each step that comes to some of its tokens.
+        """
         found: dict[bytes, Tensor] = {}
         missing: dict[str, dict[bytes, Media]] = {}
         for item in items:
+            if item.key in found:
+                continue
             rows = self._cache.get(item.key)
+            if rows is None:
+                rows = known.get(item.key)
             if rows is None:
                 rows = self._encoded_before(item)
             if rows is None:
