@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,11 @@ from fwk_lora.feature import AdapterPlace, LoRAOptions
 
 ZEROS = "zeros"
 """Key of the adapters of ``AdapterStore.fill``; those of loaded ones name their fingerprint, too."""
+
+
+_ROOT = re.compile(r"(?:(?:model|language_model|text_model)\.)+(?=layers\.\d+\.)")
+"""What names of a decoder's layers begin with. In a model that also sees or hears it depends on the release of
+transformers that wrote the checkpoint, and on the one that an adapter was trained with; encoders' have other words."""
 
 
 class AdapterStore:
@@ -83,7 +89,7 @@ class AdapterStore:
 
     def _pack(self, weights: AdapterWeights) -> PackedAdapter:
         """Check an adapter against the model's layers, cut it to this rank, and let the backend repack it."""
-        left = dict(weights.modules)
+        left = self._renamed(weights.modules)
         packed: dict[int, object] = {}
         for layer in self._backend.layers:
             matrices = [self._cut(part, left.pop(part.prefix, None)) for part in layer.parts]
@@ -96,6 +102,18 @@ class AdapterStore:
                 "(embeddings and the LM head are not)"
             )
         return packed
+
+    def _renamed(self, modules: Mapping[str, LoRAMatrices]) -> dict[str, LoRAMatrices]:
+        """By names of the checkpoint's, where they differ in what those of the decoder's layers begin with."""
+        ours = {part.prefix: part.prefix for layer in self._backend.layers for part in layer.parts}
+        ours |= {_ROOT.sub("", name): name for name in ours if _ROOT.match(name)}
+        found: dict[str, LoRAMatrices] = {}
+        for name, matrices in modules.items():
+            own = name if name in ours or not _ROOT.match(name) else ours.get(_ROOT.sub("", name), name)
+            if own in found:
+                raise ModelLoadError(f"it changes {own} twice, once as {name}")
+            found[own] = matrices
+        return found
 
     def _cut(self, part: LoRAPart, matrices: LoRAMatrices | None) -> LoRAMatrices | None:
         if matrices is None:
