@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -19,7 +19,7 @@ COMMON = {"chat", "stream", "n", "logprobs", "error"}
 AGENTS = {"chat", "stream", "tool", "structured", "error"}
 
 
-def run_program(command: list[str], urls: tuple[str, str], wanted: set[str]) -> None:
+def run_program(command: list[str], urls: Sequence[str], wanted: set[str]) -> None:
     """Every check of the program said that it was fine."""
     # A key of the user's own, or a proxy, would lead elsewhere.
     environment = {k: v for k, v in os.environ.items() if not k.lower().endswith(("_proxy", "_api_key", "pythonpath"))}
@@ -207,6 +207,39 @@ def test_continue(node_with: Callable[..., tuple[str, Path]], scripted: tuple[st
     for words in (["--print", TURNS[0]], ["--resume", "--print", TURNS[1]]):
         assert "The note says: " in agent.says(*run, *words)
     assert agent.wrote_the_note()
+
+
+LLM_TOOL = """
+def Bash(command: str) -> str:
+    "Run a command."
+    import subprocess
+    return subprocess.run(command, shell=True, capture_output=True, text=True).stdout
+"""
+
+
+@pytest.mark.parametrize("way", [(), ("--no-stream",)], ids=["stream", "no stream"])
+def test_llm(
+    python_with: Callable[[str], Path], scripted: tuple[str, Path], tmp_path: Path, way: tuple[str, ...]
+) -> None:
+    """simonw's llm, its command line: two calls of a function and an answer, and a second turn of the conversation."""
+    url, _ = scripted
+    agent = Agent(tmp_path, LLM_USER_PATH=str(tmp_path / "llm"))
+    (tmp_path / "llm").mkdir()
+    (tmp_path / "llm/extra-openai-models.yaml").write_text(settings("llm", url))
+    run = [python_with("llm").with_name("llm"), "--model", "fwk", "--key", "none", "--functions", LLM_TOOL, *way]
+    for words in ([TURNS[0]], ["--continue", TURNS[1]]):
+        assert "The note says: " in agent.says(*run, *words)
+    assert agent.wrote_the_note()
+
+
+def test_litellm_by_the_routes_of_ollama(
+    python_with: Callable[[str], Path], urls: tuple[str, str], scripted: tuple[str, Path]
+) -> None:
+    """``ollama/``, ``ollama_chat/``: both leave ``tool_choice`` out, so that a script is the model that calls."""
+    calls = {"tool", "tool_streamed", "tool_by_prompt"}
+    checks = {"chat", "stream", "error", "text_completion", "embeddings", "asynchronous"}
+    program = str(PROGRAMS / "with_litellm_ollama.py")
+    run_program([str(python_with("litellm")), program], (*urls, scripted[0]), checks | calls)
 
 
 def test_aider(python_with: Callable[[str], Path], scripted: tuple[str, Path], tmp_path: Path) -> None:

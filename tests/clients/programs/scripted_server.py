@@ -23,6 +23,7 @@ from fwk_kit.testing import fake_frontend
 from fwk_kit.testing.fake_frontend import FakeFrontend, Step, deltas_of
 from fwk_parsers.json.parser import JsonParser
 from fwk_server.anthropic.dialect import AnthropicDialect
+from fwk_server.ollama.dialect import OllamaDialect
 from fwk_server.openai.dialect import OpenAIDialect
 from fwk_server.openai_responses.dialect import ResponsesDialect
 
@@ -31,6 +32,8 @@ SHELLS = {"exec_command": "cmd", "Bash": "command"}
 """Agents' tools that run a command, and the argument that has it: Codex's, and Claude Code's and Continue's."""
 WHOLE_FILE = "note.txt\n```\nwritten by a tool\n```\n"
 """What aider reads as a file to write: it offers no tools."""
+BY_PROMPT = "To call a function, reply with JSON ONLY"
+"""In what LiteLLM's route ``ollama/`` makes of tools: a part of the prompt."""
 CONTEXT = 1_000_000
 """An agent's instructions are ten thousands of bytes, each of which is a token here."""
 
@@ -43,12 +46,15 @@ def build(frontend: FakeFrontend) -> None:
         names = {tool["function"]["name"] for tool in seen.tools or ()}
         number = sum(message["role"] == "tool" for message in seen.messages)
         text = f"The note says: {seen.messages[-1]['content']}" if names else WHOLE_FILE
+        if BY_PROMPT in str(seen.messages[-1]["content"]):
+            text = json.dumps({"name": "Bash", "arguments": {"command": COMMANDS[0]}})
         shell = next((name for name in SHELLS if name in names), None)
         if shell is not None and number < len(COMMANDS):
             text = json.dumps({"name": shell, "arguments": {SHELLS[shell]: COMMANDS[number]}})
         return [[delta] for delta in deltas_of(item, text)]
 
     frontend.script = script
+    frontend.grammar_kinds = frozenset({"json_object"})  # which LiteLLM asks for with tools in the prompt
     frontend.card = ModelCard("scripted", "org/scripted", 1_700_000_000, CONTEXT, fake_frontend.VOCAB_SIZE)
     frontend.tool_parser = lambda tools, prompt_tail="", is_forced=False: JsonParser(ParserContext(tools, prompt_tail))
 
@@ -57,7 +63,8 @@ def main(folder: Path) -> None:
     fake_frontend.MAX_MODEL_LEN = CONTEXT
     frontend = FakeFrontend()
     build(frontend)
-    dialects = [make(DialectContext(frontend)) for make in (OpenAIDialect, ResponsesDialect, AnthropicDialect)]
+    spoken = (OpenAIDialect, ResponsesDialect, AnthropicDialect, OllamaDialect)
+    dialects = [make(DialectContext(frontend)) for make in spoken]
     app = build_app(
         dialects,
         [],
