@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import logging
 import os
 import secrets
+import socket
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -71,3 +75,35 @@ def local_ray(num_cpus: int = 4) -> Iterator[Any]:
             ray.shutdown()
             for process in processes:  # Ray does not wait for those that it ends, and Python warns of it
                 process.wait(SECONDS)
+
+
+class FakeRay:
+    """Remembers a cluster; ``init`` tries for ever, whatever is raised."""
+
+    def __init__(self, remembered: str) -> None:
+        self._private = SimpleNamespace(services=self)
+        self._remembered = remembered
+        self.num_tries = 0
+
+    def canonicalize_bootstrap_address(self, address: str) -> str:
+        assert address == "auto"
+        if not self._remembered:
+            raise ConnectionError("Could not find any running Ray instance")
+        return self._remembered
+
+    def is_initialized(self) -> bool:
+        return False
+
+    def shutdown(self) -> None:
+        pass
+
+    def init(self, **_: object) -> None:
+        while True:
+            self.num_tries += 1
+            with contextlib.suppress(Exception):
+                time.sleep(0.01)
+
+
+def closed_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]

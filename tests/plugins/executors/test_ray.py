@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -12,12 +13,12 @@ from typing import Any
 import psutil
 import pytest
 from tests.helpers.executors import SECONDS, batch, nobody, run_engine, wait_idle
-from tests.helpers.ray_cluster import local_ray, needs_ray
+from tests.helpers.ray_cluster import FakeRay, closed_port, local_ray, needs_ray
 from tests.helpers.remote_worker import recipe
 from tests.helpers.rig import until
 
 import fwk
-from fwk.errors import EngineDead, ModelLoadError, PluginError
+from fwk.errors import ConfigError, EngineDead, ModelLoadError, PluginError
 from fwk.interfaces.executor import ExecutorContext
 from fwk.plugins import discover, find, load_object
 from fwk_executors.ray import RayOptions
@@ -149,3 +150,49 @@ def test_what_cannot_be_reserved_is_said(make: Make) -> None:
         EngineDead, match=r"not reserved 2 x 1 CPU, 1 nowhere \(pack\) within 1 seconds .*free are 4 CPU"
     ):
         make(options=options).load()
+
+
+@needs_ray
+@pytest.mark.sweep
+@pytest.mark.parametrize("given", ["auto", None])
+def test_a_cluster_that_was_killed_is_told_at_once(
+    given: str | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Ray keeps the address of one that was not stopped. Without --ray-address a new one is started."""
+    from fwk_executors.ray import cluster as module
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    address = f"127.0.0.1:{closed_port()}"
+    fake = FakeRay(address)
+    joined: list[str | None] = []
+    monkeypatch.setattr(module, "ray", fake)
+    monkeypatch.setattr(module, "_init", lambda found, num_cpus: joined.append(found))
+    why = f"no Ray cluster can be joined at {address}, where Ray knows one of this machine: Connection refused; "
+    if given is None:
+        assert module.connect(given, 1)
+        module.leave()
+        assert joined == ["local"]
+        assert caplog.messages[0].startswith(why)
+    else:
+        with pytest.raises(ConfigError, match=why):
+            module.connect(given, 1)
+        assert not joined
+
+
+@needs_ray
+@pytest.mark.sweep
+def test_a_cluster_that_does_not_answer_is_waited_for_with_words(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from fwk_executors.ray import cluster as module
+
+    monkeypatch.setattr(module, "SAY_SECONDS", 0.05)
+    monkeypatch.setattr(module, "JOIN_SECONDS", 0.3)
+    monkeypatch.setattr(module, "ray", FakeRay(""))
+    signal.setitimer(signal.ITIMER_REAL, 0)  # pytest's: there is no bound where a program has an alarm of its own
+    with socket.create_server(("127.0.0.1", 0)) as silent, caplog.at_level("INFO", "fwk.engine"):
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(ConfigError, match=r"has not answered for 0\.3 seconds; run `ray start --head`"):
+            module.connect(address, 1)
+    assert caplog.messages[0] == f"joining Ray at {address}"
+    assert f"waiting for Ray at {address} to answer, for 0 seconds so far" in caplog.messages

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import importlib
 import json
 import os
@@ -11,16 +10,14 @@ import signal
 import socket
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import psutil
 import pytest
-from tests.helpers.ray_cluster import ENVIRONMENT, OBJECT_STORE_BYTES, needs_ray
+from tests.helpers.ray_cluster import ENVIRONMENT, OBJECT_STORE_BYTES, FakeRay, closed_port, needs_ray
 from tests.helpers.rig import GOLDEN, Server, until, write_model
 
 from fwk.errors import EngineDead
@@ -156,32 +153,6 @@ def test_what_needs_the_engine_here_is_refused(
     with pytest.raises(EngineDead, match=message):
         relay.check(config)
     relay.check({"engine": {"executor": "processes"}, "plugin_options": {}})
-
-
-class FakeRay:
-    """Remembers a cluster; ``init`` tries for ever, whatever is raised."""
-
-    def __init__(self, remembered: str) -> None:
-        self._private = SimpleNamespace(services=self)
-        self._remembered = remembered
-        self.num_tries = 0
-
-    def canonicalize_bootstrap_address(self, address: str) -> str:
-        assert address == "auto"
-        if not self._remembered:
-            raise ConnectionError("Could not find any running Ray instance")
-        return self._remembered
-
-    def init(self, **_: object) -> None:
-        while True:
-            self.num_tries += 1
-            with contextlib.suppress(Exception):
-                time.sleep(0.01)
-
-
-def closed_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 def test_a_cluster_that_was_killed_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
