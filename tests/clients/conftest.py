@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.images import write_config
 from tests.helpers.install import run
 from tests.helpers.rig import Server, write_model
 
@@ -49,6 +50,20 @@ def urls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
     finally:
         chat.close()
         embed.close()
+
+
+@pytest.fixture(scope="session")
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a server of a tiny model that takes images."""
+    folder = write_config(tmp_path_factory.mktemp("seeing"))
+    config = json.loads((folder / "config.json").read_text())
+    config["text_config"]["max_position_embeddings"] = 4096
+    (folder / "config.json").write_text(json.dumps(config))
+    server = Server(folder, "--tool-call-parser", "hermes")
+    try:
+        yield server.start().url
+    finally:
+        server.close()
 
 
 @pytest.fixture(scope="session")

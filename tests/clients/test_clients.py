@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import re
 import shutil
@@ -12,6 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+
+from tests.helpers.images import encoded, noise
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(900)]
 PROGRAMS = Path(__file__).parent / "programs"
@@ -70,6 +73,24 @@ def test_a_server_of_no_flags(
     """Agents' libraries with the default model: each asks for a tool and for a structured answer, and gets them."""
     more = {"responses", "batches"} if program == "default_openai.py" else set[str]()
     run_program([str(python_with(package)), str(PROGRAMS / program)], default, AGENTS | more)
+
+
+@pytest.mark.parametrize(
+    ("package", "checks"),
+    [
+        ("openai", {"chat", "stream", "responses", "responses_file", "asynchronous", "error"}),
+        ("anthropic", {"chat", "stream", "count_tokens", "tool_result", "error"}),
+        ("ollama", {"chat", "stream", "generate", "capabilities", "error"}),
+        ("litellm", {"openai", "anthropic", "ollama_chat", "ollama", "responses", "asynchronous"}),
+        ("langchain-openai", {"image_url", "image_block", "source_type", "responses"}),
+    ],
+)
+def test_a_picture_through_each_door(
+    python_with: Callable[[str], Path], seeing: str, package: str, checks: set[str]
+) -> None:
+    picture = base64.b64encode(encoded(noise(1))).decode()
+    program = PROGRAMS / f"pictures_{package.partition('-')[0]}.py"
+    run_program([str(python_with(package)), str(program)], (seeing, picture), checks)
 
 
 def test_the_requests_of_tools_that_are_not_installed(default: tuple[str, str]) -> None:

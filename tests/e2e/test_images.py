@@ -243,6 +243,30 @@ def test_other_dialects_of_chat(server: Server) -> None:
     counted = post(server, {**given, "messages": [{"role": "user", "content": late}]}, "/v1/messages/count_tokens")
     told = post(server, {"model": "tiny", "messages": [said("A?", part(noise(1)), "B?")]}, "/tokenize")
     assert counted.json()["input_tokens"] == told.json()["count"]
+    file = {"type": "input_file", "filename": "a.png", "file_data": data}
+    shown = {"type": "input_image", "image_url": url_of(encoded(noise(1)))}
+    asked = [{"model": "tiny", "input": [{"role": "user", "content": [p, shown]}]} for p in (file, shown)]
+    first, second = (post(server, one, "/v1/responses/input_tokens").json()["input_tokens"] for one in asked)
+    assert first == second > 100
+    wrong = base64.b64encode(b"no image").decode()
+    block = {"type": "image", "source": {**source, "data": wrong}}
+    for route, refused, where in (
+        ("/api/chat", {**settings, "messages": [message | {"images": [data, wrong]}]}, "messages[0].images[1]"),
+        ("/api/generate", {**settings, "prompt": "A?", "images": [wrong]}, "images[0]"),
+        (
+            "/v1/messages",
+            {**given, "messages": [{"role": "user", "content": [*blocks, block]}]},
+            "messages[0].content[2].source.data",
+        ),
+        (
+            "/v1/responses",
+            {"model": "tiny", "input": [{"role": "user", "content": [file | {"file_data": wrong}]}]},
+            "input[0].content[0].file_data",
+        ),
+    ):
+        told = post(server, refused, route)
+        assert told.status_code == 400, told.text
+        assert f"{where} is no PNG, JPEG, WebP or GIF image" in told.text
     for refused in (
         post(server, {**settings, "messages": [message | {"images": [7]}]}, "/api/chat"),
         post(server, {**given, "messages": [{"role": "user", "content": [{"type": "image"}]}]}, "/v1/messages"),

@@ -348,7 +348,7 @@ async def test_what_is_refused(http, frontend):
         (
             {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:;base64,eA"}]}]},
             "reads text only",
-            "input",
+            "input[0].content[0].image_url",
         ),
         ({"input": [{"type": "ghost_snapshot"}]}, "'ghost_snapshot' are not supported", "input"),
         ({"input": [{"type": "compaction", "encrypted_content": "gAAAA"}]}, "not one that this server made", "input"),

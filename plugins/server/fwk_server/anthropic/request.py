@@ -11,6 +11,7 @@ from pydantic import Field, WithJsonSchema
 from fwk.errors import InvalidRequest
 from fwk_server._common.body import shown, validate, want
 from fwk_server._common.chat.dialect import renamed
+from fwk_server._common.chat.media import NamedPart
 from fwk_server._common.chat.models import MAX_NAME
 from fwk_server._common.fields import CONTEXT, STOP_STRINGS, RequestFields, bounded, ranged
 
@@ -208,8 +209,10 @@ def _image(block: Mapping[str, Any], at: str) -> dict[str, Any]:
     if not isinstance(source, dict) or kind not in ("base64", "url"):
         raise InvalidRequest(f"{at}: a block of type 'image' needs a source of type base64", "messages")
     name = "data" if kind == "base64" else "url"
-    text = want(source.get(name), str, "a string", f"{at}.source.{name}")
-    return {"type": "image_url", "image_url": {"url": f"data:;base64,{text}" if kind == "base64" else text}}
+    where = f"{at}.source.{name}"
+    text = want(source.get(name), str, "a string", where)
+    url = f"data:;base64,{text}" if kind == "base64" else text
+    return NamedPart({"type": "image_url", "image_url": {"url": url}}, where)
 
 
 def _call(block: Mapping[str, Any], at: str) -> dict[str, Any]:

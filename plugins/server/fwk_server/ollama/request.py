@@ -12,6 +12,7 @@ from fwk.errors import InvalidRequest
 from fwk.interfaces.dialect import Frontend, ModelCard
 from fwk.types.sampling import MAX_LOGPROBS
 from fwk_server._common.body import shown, want
+from fwk_server._common.chat.media import NamedPart
 from fwk_server._common.chat.other_names import fields_of
 from fwk_server._common.fields import CONTEXT, RequestFields, bounded
 from fwk_server._common.once import Once
@@ -208,5 +209,8 @@ def _message(message: Any, at: str) -> dict[str, Any]:
 def _with_images(images: Any, text: Any, at: str) -> list[dict[str, Any]]:
     """The parts of a content: files in base64, and the text after them."""
     files = [want(data, str, "base64", f"{at}[{i}]") for i, data in enumerate(want(images, list, "an array", at))]
-    parts = [{"type": "image_url", "image_url": {"url": f"data:;base64,{data}"}} for data in files]
+    parts = [
+        NamedPart({"type": "image_url", "image_url": {"url": f"data:;base64,{data}"}}, f"{at}[{i}]")
+        for i, data in enumerate(files)
+    ]
     return [*parts, {"type": "text", "text": text}]

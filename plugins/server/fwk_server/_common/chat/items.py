@@ -11,6 +11,7 @@ import orjson
 
 from fwk.errors import InvalidRequest
 from fwk_server._common.body import shown, want
+from fwk_server._common.chat.media import NamedPart
 
 _ROLES = ("user", "system", "developer", "assistant")
 _MCP_ITEMS = {
@@ -21,6 +22,7 @@ _MCP_ITEMS = {
 }
 """Items about tool servers, and how their ids begin."""
 COMPACTION = "compaction"
+_IMAGE_ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".gif")
 
 
 _SERVICE_CALLS = ("web_search_call", "file_search_call", "image_generation_call", "code_interpreter_call")
@@ -151,17 +153,30 @@ def _message(item: Mapping[str, Any], at: str) -> dict[str, Any]:
 
 
 def _is_image(part: Any) -> bool:
-    return isinstance(part, dict) and part.get("type") == "input_image"
+    return isinstance(part, dict) and (part.get("type") == "input_image" or _is_image_file(part))
+
+
+def _is_image_file(part: Mapping[str, Any]) -> bool:
+    """Whether it is a file whose name or type says that it holds an image."""
+    data, name = part.get("file_data"), part.get("filename")
+    is_named = isinstance(name, str) and name.lower().endswith(_IMAGE_ENDINGS)
+    return part.get("type") == "input_file" and isinstance(data, str) and (is_named or data.startswith("data:image/"))
 
 
 def _part(part: Any, at: str) -> dict[str, Any]:
     """A part of what a user sends with images."""
     if not _is_image(part):
         return {"type": "input_text", "text": _text([part], at)}
+    if _is_image_file(part):
+        data: str = part["file_data"]
+        url = data if data.startswith("data:") else f"data:;base64,{data}"
+        found = {"type": "input_image", "image_url": url, "file_id": None, "detail": "auto"}
+        return NamedPart(found, f"{at}.file_data")
     if part.get("image_url") is None:
         raise InvalidRequest(f"{at}: images are sent in image_url: files of images are not kept here", "input")
     url = want(part["image_url"], str, "a string", f"{at}.image_url")
-    return {"type": "input_image", "image_url": url, "file_id": None, "detail": part.get("detail") or "auto"}
+    found = {"type": "input_image", "image_url": url, "file_id": None, "detail": part.get("detail") or "auto"}
+    return NamedPart(found, f"{at}.image_url")
 
 
 def _reasoning(item: Mapping[str, Any], at: str) -> dict[str, Any]:
@@ -264,11 +279,14 @@ def _told(item: Mapping[str, Any]) -> tuple[str, str | list[dict[str, Any]]]:
     if not any(_is_image(part) for part in item["content"]):
         return role, item["content"][0]["text"]
     return role, [
-        {"type": "image_url", "image_url": {"url": part["image_url"], "detail": part["detail"]}}
-        if _is_image(part)
-        else {"type": "text", "text": part["text"]}
-        for part in item["content"]
+        _shown(part) if _is_image(part) else {"type": "text", "text": part["text"]} for part in item["content"]
     ]
+
+
+def _shown(part: Mapping[str, Any]) -> dict[str, Any]:
+    """An image as a part of chat completions."""
+    found = {"type": "image_url", "image_url": {"url": part["image_url"], "detail": part["detail"]}}
+    return NamedPart(found, part.where) if isinstance(part, NamedPart) else found
 
 
 def _flat(output: list[Any]) -> str:

@@ -17,6 +17,19 @@ _MEDIA = ("image", "audio", "video", "file")
 _TYPES = {"image": "image_url", "audio": "input_audio", "video": "video_url"}
 
 
+class NamedPart(dict[str, Any]):
+    """A part that a dialect made of something else. where: what that is called in the client's own request."""
+
+    def __init__(self, part: Mapping[str, Any], where: str) -> None:
+        super().__init__(part)
+        self.where = where
+
+
+def place_of(part: Mapping[str, Any], otherwise: str) -> str:
+    """What errors call a part."""
+    return part.where if isinstance(part, NamedPart) else otherwise
+
+
 class MediaParts:
     """Collects the media of a request, in the order of its messages."""
 
@@ -28,7 +41,7 @@ class MediaParts:
         """The part as chat templates read it; None for one that is not of media. Raises ``InvalidRequest``."""
         if not any(word in type_ for word in _MEDIA):
             return None
-        kind, limits = KINDS.get(type_, ""), self._frontend.card.media
+        kind, limits, at = KINDS.get(type_, ""), self._frontend.card.media, place_of(part, at)
         if kind not in limits:
             named = " and ".join(f"{kind}s ({_TYPES[kind]})" if kind in _TYPES else kind for kind in limits)
             takes = f"text and {named}" if limits else "text only"
@@ -39,7 +52,7 @@ class MediaParts:
             raise InvalidRequest(
                 f"{at}: this server takes at most {limits[kind]} {kind}s in a prompt (--limit-mm-per-prompt)", at
             )
-        where = f"{at}.{type_}"
+        where = place_of(part, f"{at}.{type_}")
         given = part.get(type_)
         if type_ == "input_audio":
             sound = want(given, dict, "an object", where)
