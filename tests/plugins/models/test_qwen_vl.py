@@ -22,6 +22,7 @@ from tests.helpers.qwen_vl import (
     VIDEOS,
     greedy,
     greedy_of,
+    image_processing_pil_qwen2_vl,
     reference_images,
     reference_inputs,
     video,
@@ -37,6 +38,7 @@ from fwk_kit.testing.fake_frontend import ByteText
 from fwk_multimodal._common import videos
 from fwk_multimodal._common.videos import Video
 from fwk_multimodal.media.worker import PromptPlanes
+from fwk_multimodal.qwen_vl.joined import Joined
 from fwk_multimodal.qwen_vl.processor import QwenProcessor
 
 SMALL: dict[str, Any] = {"dtype": "float32", "max_total_tokens": 4096, "page_size": 8, "check_blocks": True}
@@ -221,6 +223,92 @@ def test_videos_alongside_images(kind: str, tmp_path: Path) -> None:
     assert found[1].cached_tokens > 0
 
 
+@pytest.mark.gate(1)
+@pytest.mark.parametrize("kind", ["Qwen2VL", "Qwen2_5_VL"])
+def test_videos_as_one_run_of_tokens(kind: str, tmp_path: Path) -> None:
+    """Nine frames of four a second are seen as four: positions count from the first, by pieces or by seconds."""
+    reference = write_qwen_vl(tmp_path, kind)
+    items = [MediaItem("video", video(1, 9, 4)), MediaItem("image", encoded(noise(2)))]
+    no_marks = dict.fromkeys(range(FIRST, FIRST + 6), -100.0)
+    sampling = SamplingParams(max_tokens=COUNT, temperature=0, ignore_eos=True, logprobs=0, logit_bias=no_marks)
+    with fwk.LLM(str(tmp_path), chunked_prefill_size=7, **SMALL) as llm:
+        prompt = llm.text.encode(f"Look: {FRAMED} and {SEEN}", add_special_tokens=False)
+        name = f"{kind}ForConditionalGeneration"
+        placer = QwenProcessor(context(kind, image=IMAGE_ID, architecture=name, video_processor=VIDEOS))
+        placed = placer.process(prompt, items)
+        found = [done for _ in range(2) for done in llm.generate([prompt], sampling, media=[items])]
+    *frames, image = (piece.arrays for piece in placed.media)
+    assert [piece.item for piece in placed.media] == [0, 0, 1]
+    rows, columns = frames[0]["grid"].tolist()
+    ids, first = placed.token_ids, prompt.index(IMAGE_ID + 1)
+    length = len(frames) * rows * columns // 4
+    assert ids[: first + length + 1] == [*prompt[:first], *[IMAGE_ID + 1] * length, prompt[first + 1]]
+    kinds = [{IMAGE_ID: 1, IMAGE_ID + 1: 2}.get(token, 0) for token in ids]
+    given = {
+        "input_ids": torch.tensor([ids]),
+        "attention_mask": torch.ones(1, len(ids), dtype=torch.int64),
+        "mm_token_type_ids": torch.tensor([kinds], dtype=torch.int32),
+        "pixel_values": torch.tensor(image["pixel_values"]),
+        "image_grid_thw": torch.tensor([[1, *image["grid"]]]),
+        "pixel_values_videos": torch.cat([torch.tensor(one["pixel_values"]) for one in frames]),
+        "video_grid_thw": torch.tensor([[len(frames), rows, columns]]),
+    }
+    if kind == "Qwen2_5_VL":
+        given["second_per_grid_ts"] = torch.tensor([2 / (4 / 9 * 4)])
+    tokens, scores = greedy_of(reference, given, COUNT)
+    for done in found:
+        assert done.prompt_token_ids == ids
+        assert done.token_ids == tokens
+        close(torch.tensor([entry.logprob for entry in done.logprobs or ()]), scores)
+    assert found[1].cached_tokens > 0
+
+
+@pytest.mark.parametrize(
+    ("video", "count", "indices", "size"),
+    [
+        (Video(9, 4.0, 40, 24), 4, [0, 2, 4, 6], (40, 24)),
+        (Video(1, 30.0, 9, 9), 1, [0], (24, 24)),
+        (Video(3, 30.0, 9, 9), 2, [0, 1], (24, 24)),
+        (Video(300, 30.0, 64, 64), 20, list(range(0, 300, 15)), (56, 56)),
+        (Video(5, 29.97, 500, 333), 4, [0, 1, 2, 3], (72, 48)),
+        (Video(100_000, 30.0, 640, 480), 768, [int(i * 100_000 / 768) for i in range(768)], (72, 48)),
+    ],
+)
+def test_frames_and_sizes_of_earlier_models(
+    video: Video, count: int, indices: list[int], size: tuple[int, int]
+) -> None:
+    """As transformers' ``sample_frames`` and ``smart_resize``: 400 to 4000 pixels a frame, in squares of 8."""
+    kind, name = "Qwen2_5_VL", "Qwen2_5_VLForConditionalGeneration"
+    sample = QwenProcessor(context(kind, architecture=name, video_processor=VIDEOS))._sampled(video)
+    assert len(indices) == count
+    assert (list(sample.indices), (sample.width, sample.height)) == (indices, size)
+
+
+@pytest.mark.parametrize("count", [4, 300, 768])
+def test_all_frames_of_a_video_have_a_bound(count: int) -> None:
+    """As transformers' ``cap_pixels_per_frame`` has it."""
+    least, most = 128 * 784, 768 * 784
+    sample = Joined(28, 2, None).sample(Video(2000, 30.0, 1920, 1080), count, least, most)
+    bound = max(min(most, int(128_000 * 784 * 0.9) * 2 // count), int(least * 1.05))
+    wanted = image_processing_pil_qwen2_vl.smart_resize(1080, 1920, 28, least, bound)
+    assert (sample.height, sample.width) == wanted
+
+
+def test_positions_of_a_long_video() -> None:
+    """What comes after it begins behind its largest position, as the models were trained."""
+    pieces = [{POSITION_PLANES: np.indices((1, 2, 3)).reshape(3, -1)} for _ in range(5)]
+    Joined(8, 2, 2.0).place(pieces, Video(40, 8.0, 24, 16), 10)
+    found = PromptPlanes(
+        [Media(bytes(32), "video", 3 + 6 * i, 6, "", i) for i in range(5)], [piece[POSITION_PLANES] for piece in pieces]
+    )
+    places = found.shift(0, 35) + np.arange(35)
+    whole = np.indices((5, 2, 3)).reshape(3, -1)
+    whole[0] *= 2
+    assert (places[:, :3] == np.arange(3)).all()
+    assert (places[:, 3:33] == whole + 3).all()
+    assert places[:, 33:].tolist() == [[3 + 8 + 1, 3 + 8 + 2]] * 3
+
+
 @pytest.mark.parametrize(
     ("video", "indices", "size"),
     [
@@ -267,9 +355,11 @@ def test_what_is_no_film_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         read(whole)
 
 
-def context(kind: str = "Qwen2_5_VL", limit: int = 2**20, image: int = 300, **changes: Any) -> MultimodalContext:
+def context(
+    kind: str = "Qwen2_5_VL", limit: int = 2**20, image: int = 300, architecture: str = "x", **changes: Any
+) -> MultimodalContext:
     raw = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 320}
-    raw |= {"image_token_id": image, "vision_config": KINDS[kind][1], "architectures": ["x"]}
+    raw |= {"image_token_id": image, "vision_config": KINDS[kind][1], "architectures": [architecture]}
     raw |= {"vision_start_token_id": FIRST, "vision_end_token_id": FIRST + 1, "video_token_id": FIRST + 3}
     return MultimodalContext(ModelConfig.from_dict(raw, ""), {**PREPROCESSOR, **changes}, None, limit)  # type: ignore[arg-type]
 

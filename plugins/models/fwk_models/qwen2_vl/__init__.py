@@ -49,7 +49,7 @@ def models() -> list[ModelSpec]:
             architectures=tuple(EYES),
             defaults=dict.fromkeys(EYES, TEXT),
             optional=frozenset({"layer_types"}),
-            media=frozenset({"image"}),
-            summary="Qwen2's decoder with positions of three planes, and an encoder of images in their own size.",
+            media=frozenset({"image", "video"}),
+            summary="Qwen2's decoder with positions of three planes, and an encoder of images and videos of any size.",
         )
     ]

@@ -1,7 +1,7 @@
 """Images and videos of a prompt for the Qwen-VL family.
 
 Images are as transformers' ``Qwen2VLImageProcessorPil`` makes them; videos as ``Qwen3VLVideoProcessor`` does, scaled by
-Pillow. The models before Qwen3-VL read videos otherwise, and are given none.
+Pillow, and for the models before Qwen3-VL as ``Qwen2VLVideoProcessor`` (``joined``).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from fwk.interfaces.multimodal import (
 from fwk_multimodal._common import videos
 from fwk_multimodal._common.images import check_places, decode
 from fwk_multimodal._common.scaling import CLIP_MEAN, CLIP_STD, Scaling, check_steps, naming_fields
+from fwk_multimodal.qwen_vl.joined import Joined
 
 MAX_FRAMES = 768
 """Of a video, where no file says fewer; no file may say more."""
@@ -71,7 +72,8 @@ class QwenProcessor(MultimodalProcessor):
             )
         )
         with naming_fields():
-            self._videos = _Videos.of(config)
+            self._joined = _joined(context.config.architecture, vision, self._patch * self._merge, self._times)
+            self._videos = _Videos.of(config, is_joined=self._joined is not None)
 
     def prepare(self, item: MediaItem) -> PreparedItem:
         """Of a video the times of its pieces, too."""
@@ -94,6 +96,9 @@ class QwenProcessor(MultimodalProcessor):
                 raise InvalidRequest(f"{item.name}: the chat template has a place for another kind of media", item.name)
             if item.kind == "image":
                 self._put(out, media, prepared[number].piece(number, 0, len(out)), token)
+            elif self._joined is not None:
+                for nth in range(len(prepared[number].lengths)):
+                    self._put(out, media, prepared[number].piece(number, nth, len(out)), token)
             else:
                 is_framed = bool(out) and out[-1] == self._start
                 if is_framed:  # each frame has its own marks, in place of those around all of it
@@ -128,21 +133,24 @@ class QwenProcessor(MultimodalProcessor):
             pixels = [self._videos.scaling.numbers(frame) for frame in frames[start : last + 1]]
             pixels += [pixels[-1]] * (self._times - len(pixels))
             pieces.append(self._patches(pixels))
+        if self._joined is not None:
+            self._joined.place(pieces, video, len(frames))
         return pieces, middles
 
     def _sampled(self, video: videos.Video) -> videos.Sample:
         """So many frames a second, within bounds; in a size in which all of them have no more pixels than may be."""
         given, side = self._videos, self._patch * self._merge
+        if self._joined is not None:
+            _check_proportions(video)
+            count = self._joined.count(video, given.rate, given.least, given.most)
+            return self._joined.sample(video, count, given.least_pixels, given.most_pixels)
         count = min(max(int(video.num_frames / video.rate * given.rate), given.least), given.most, video.num_frames)
         indices = np.linspace(0, video.num_frames - 1, count).round().astype(int).tolist()
         height, width = video.height, video.width
         if min(height, width) < side:
             scale = max(side / height, side / width)
             height, width = int(height * scale), int(width * scale)
-        if max(height, width) > LONGEST * min(height, width):
-            raise InvalidRequest(
-                f"the video of {video.width} x {video.height} is more than {LONGEST} times as long as wide"
-            )
+        _check_proportions(video)
         edges = [round(edge / side) * side for edge in (height, width)]
         planes = max(round(count / self._times) * self._times, self._times)
         if planes * edges[0] * edges[1] > given.most_pixels:
@@ -185,6 +193,22 @@ class QwenProcessor(MultimodalProcessor):
         return columns, rows
 
 
+def _check_proportions(video: videos.Video) -> None:
+    if max(video.height, video.width) > LONGEST * min(video.height, video.width):
+        raise InvalidRequest(
+            f"the video of {video.width} x {video.height} is more than {LONGEST} times as long as wide"
+        )
+
+
+def _joined(architecture: str, vision: Mapping[str, Any], side: int, times: int) -> Joined | None:
+    """How the models before Qwen3-VL have videos; None: of another one."""
+    if architecture == "Qwen2VLForConditionalGeneration":
+        return Joined(side, times, None)
+    if architecture == "Qwen2_5_VLForConditionalGeneration":
+        return Joined(side, times, float(vision.get("tokens_per_second") or 4))
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class _Videos:
     """How videos are sampled and scaled: video_preprocessor_config.json, and what ``--mm-processor-kwargs`` says."""
@@ -192,13 +216,13 @@ class _Videos:
     rate: float  # frames a second
     least: int  # frames
     most: int
-    least_pixels: int  # of all frames together
+    least_pixels: int  # of all frames together; of each where ``Joined`` has them
     most_pixels: int
     resample: Image.Resampling
     scaling: Scaling
 
     @staticmethod
-    def of(config: Mapping[str, Any]) -> _Videos:
+    def of(config: Mapping[str, Any], *, is_joined: bool) -> _Videos:
         """Raises ``ValueError`` and its like."""
         given = cast("Mapping[str, Any]", config.get("video_processor") or {})
         given = {**given, **{name: config[name] for name in ("fps", "min_frames", "max_frames") if config.get(name)}}
@@ -207,14 +231,16 @@ class _Videos:
         most = int(most or MAX_FRAMES)
         if not 0 < rate <= 1000 or not 1 <= least <= most <= MAX_FRAMES:
             raise ValueError(f"fps must be up to 1000, and min_frames and max_frames 1 to {MAX_FRAMES}")
+        square, half = (28 * 28 if is_joined else 32 * 32), (0.5, 0.5, 0.5)
+        mean, std = (CLIP_MEAN, CLIP_STD) if is_joined else (half, half)
         return _Videos(
             rate,
             least,
             most,
-            _pixels(sizes.get("shortest_edge") or 128 * 32 * 32),
-            _pixels(sizes.get("longest_edge") or 32 * 32 * 768),
+            _pixels(sizes.get("shortest_edge") or 128 * square),
+            _pixels(sizes.get("longest_edge") or square * 768),
             Image.Resampling(given.get("resample") or Image.Resampling.BICUBIC),
-            Scaling.of(given, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
+            Scaling.of(given, mean, std),
         )
 
 
