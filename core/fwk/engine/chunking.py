@@ -28,6 +28,11 @@ class Chunking:
         """What pre-emption asks before the next step's prompts is not bound by this one's pace."""
         self._rest = 0
 
+    def took(self, counts: tuple[int, int] | None, seconds: float) -> None:
+        """A step took so long. counts: as of ``PlannedStep``."""
+        if counts is not None:
+            self.pace.took(*counts, seconds)
+
     def size(self, sequence: Sequence, remaining: int, budget: int) -> int:
         """How many of a sequence's remaining tokens to compute in a step; 0 if it must be all and that is too many."""
         if self._limits.whole_prompts:

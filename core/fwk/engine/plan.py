@@ -75,12 +75,12 @@ class Limits:
 class PlannedStep:
     """A batch, and the sequences behind it in the same order, each with the number of its life between pre-emptions.
 
-    ``counts``: sequences that decode, and tokens of prompts.
+    ``counts``: sequences that decode, and tokens of prompts; None: how long it takes tells nothing of them.
     """
 
     batch: Batch
     sequences: list[tuple[Sequence, int]]
-    counts: tuple[int, int] = (0, 0)
+    counts: tuple[int, int] | None = (0, 0)
 
 
 @dataclass(slots=True)

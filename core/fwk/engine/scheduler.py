@@ -242,14 +242,14 @@ class Scheduler:
         if self.limits.check_blocks:
             self.check()
         sequences = [(sequence, sequence.num_preemptions) for sequence in plan.scheduled]
-        return PlannedStep(batch, sequences, plan.counts)
+        return PlannedStep(batch, sequences, None if self.parts.takes_longer() else plan.counts)
 
     def update(self, step: PlannedStep, result: StepResult) -> list[TokenEvent]:
         """Take in what a step made; returns the news for the callers. Results of ended sequences are dropped."""
         self._troubles = result.troubles
         self._kv_blocks.free_duplicate_blocks()
         self._counters.timed(result, has_drafts=any(s.draft_token_ids for s in step.batch.sequences))
-        self._chunking.pace.took(*step.counts, result.total_seconds)
+        self._chunking.took(step.counts, result.total_seconds)
         results = {r.slot: r for r in result.sequences}
         has_states = self.limits.num_state_places is not None
         events: list[TokenEvent] = []

@@ -41,7 +41,7 @@ class EngineFeatures:
         self._busy = _overriding(parts, "is_busy")
         self._counting = _overriding(parts, "stats")
         self.troubled = _overriding(parts, "trouble")
-        self._planning = _overriding(parts, "planning")
+        self._planning, self._timing = _overriding(parts, "planning"), _overriding(parts, "takes_longer")
         self.polled, self.waiting = _overriding(parts, "poll"), _overriding(parts, "wait")
         """Those that have something to do when the waiting are looked at, and when nothing can run."""
 
@@ -87,6 +87,10 @@ class EngineFeatures:
         """A step is about to be planned."""
         for part in self._planning:
             part.planning()
+
+    def takes_longer(self) -> bool:
+        """Whether the step that was planned takes longer than its tokens tell."""
+        return any(part.takes_longer() for part in self._timing)
 
     def stats(self) -> dict[str, dict[str, float]]:
         """The numbers of all that have some."""

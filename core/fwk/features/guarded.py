@@ -56,6 +56,7 @@ _ANSWERS: dict[str, tuple[Callable[..., Any], Callable[..., bool] | None]] = {
     "limit": (lambda sequence, start, count: count, _is_count),
     "restorable": (lambda *_: True, _is_truth),
     "lets_through": (lambda *_: True, _is_truth),
+    "takes_longer": (lambda *_: False, _is_truth),
     "is_full": (lambda *_: False, _is_truth),
     "is_busy": (lambda *_: False, _is_truth),
     "trouble": (_nothing, lambda answer, *_: answer is None or isinstance(answer, str)),

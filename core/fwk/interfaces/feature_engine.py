@@ -220,6 +220,10 @@ class EnginePart(Gate):
     def planning(self) -> None:
         """A step is about to be planned, in which sequences that it concerns may have no part."""
 
+    def takes_longer(self) -> bool:
+        """Whether the step that was planned takes longer than its tokens tell: nothing is learnt from how long."""
+        return False
+
     def limit(self, sequence: FeatureSequence, start: int, count: int) -> int:
         """How many of ``count`` prompt tokens from ``start`` on may be computed in one step; 0: wait for a larger one.
 

@@ -13,6 +13,7 @@ from tests.helpers.images import IMAGE_ID, encoded, noise, write_vision
 
 import fwk
 from fwk import SamplingParams
+from fwk.engine.pace import Pace
 from fwk.interfaces.multimodal import MediaItem
 from fwk.types import Batch
 from fwk_executors.inprocess.executor import InProcessExecutor
@@ -88,3 +89,18 @@ def test_texts_get_a_token_in_each_step_and_no_step_encodes_much(tmp_path: Path,
     assert max(step.num_prompt_tokens for step in busy) <= CHUNK
     assert max(step.num_encoded for step in busy) == (0 if is_apart else 1)
     assert sum(step.num_encoded for step in steps) == (0 if is_apart else NUM_PICTURES * PIECES)
+
+
+def test_steps_that_encode_teach_nothing_of_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What they take is no measure of their tokens: text that comes later would be cut to pieces of a few."""
+    write_vision(tmp_path)
+    told: list[int] = []
+    monkeypatch.setattr(Pace, "took", lambda self, decoding, tokens, seconds: told.append(tokens))
+    with watched() as steps, fwk.LLM(str(tmp_path), **OPTIONS) as llm:
+        steps.clear()
+        told.clear()
+        media = [[], [MediaItem("image", encoded(noise(1)))]]
+        llm.generate([[5, 6, 7], [9, IMAGE_ID, 5]], SamplingParams(max_tokens=20, ignore_eos=True), media=media)
+    encodes = [step for step in steps if step.num_encoded]
+    assert len(encodes) == PIECES
+    assert len(told) == len(steps) - len(encodes)

@@ -86,6 +86,9 @@ class MediaPrompts(EnginePart):
             while len(self._seen) > self._max_seen:
                 self._seen.popitem(last=False)
 
+    def takes_longer(self) -> bool:
+        return bool(self._begun)
+
     def limit(self, sequence: FeatureSequence, start: int, count: int) -> int:
         """A step encodes no more new pieces than its budget has tokens, but one, whose sequence is asked first.
 
