@@ -176,7 +176,7 @@ def _tied_weights(context: ModelContext, method: QuantMethod, embedding: VocabEm
     weights = method.finish({"weight": embedding.read(context)}, shape)
     context.weights.release([f"{embedding.prefix}.weight"])
     if version is not None:
-        context.weights_cache.store(key, partial(method.to_packed, weights))
+        context.weights_cache.store_at_once(key, partial(method.to_packed, weights))
     return weights
 
 

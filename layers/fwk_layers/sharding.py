@@ -213,7 +213,7 @@ def load(
     weights = form.method.finish(_loaded(context, form, parts, in_features, input_cut, shape), shape)
     names = ("weight",) if form.layout == PLAIN else tuple(form.method.params(shape))
     context.weights.release(f"{part.prefix}.{name}" for part, _ in parts for name in names)  # packing has copied it
-    context.weights_cache.store(key, partial(form.method.to_packed, weights))
+    context.weights_cache.store_at_once(key, partial(form.method.to_packed, weights))
     return weights
 
 

@@ -33,6 +33,10 @@ class WeightsCache(ABC):
     def store(self, key: str, make: Callable[[], PackedTensors | None]) -> None:
         """Keep what ``make`` returns once the model is built; None is not kept. The tensors are not changed later."""
 
+    def store_at_once(self, key: str, make: Callable[[], PackedTensors | None]) -> None:
+        """As ``store``, of what nothing changes while the rest of the model is built: ``make`` may be called now."""
+        self.store(key, make)
+
 
 class NoWeightsCache(WeightsCache):
     """Finds nothing and keeps nothing."""

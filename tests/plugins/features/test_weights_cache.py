@@ -219,6 +219,42 @@ def test_options_of_formats_are_told_apart(tmp_path: Path) -> None:
     assert len(files(folder)) == len(FORMATS)
 
 
+KILLED = f"""
+import os, sys
+from pathlib import Path
+import {__name__} as it
+from fwk_features.weights_cache.unfinished import UnfinishedFile
+add, left = UnfinishedFile.add, [int(sys.argv[3])]
+def counting(self, name, entry):
+    add(self, name, entry)
+    left[0] -= 1
+    if not left[0]:
+        os.kill(os.getpid(), 9)
+UnfinishedFile.add = counting
+it.tokens(Path(sys.argv[1]), sys.argv[2], **it.FORMATS["int8"])
+"""
+
+
+def test_a_start_that_is_killed_packs_no_layer_twice(tmp_path: Path, read: list[str]) -> None:
+    """Of 8 layers with weights and a head, those that were written are found by the next start, and only these."""
+    model, folder = save_llama(tmp_path / "model", tie_word_embeddings=False), tmp_path / "kept"
+    expected = tokens(model, "none", **FORMATS["int8"])
+    whole = len(read)
+    command = [sys.executable, "-c", KILLED, str(model), str(folder), "5"]
+    done = subprocess.run(command, cwd=Path(__file__).parents[3], check=False, capture_output=True, timeout=120)
+    assert done.returncode == -9, done.stderr
+    assert [file.name.endswith(".weights.tmp") for file in files(folder)] == [True]
+    read.clear()
+    assert tokens(model, folder, **FORMATS["int8"]) == expected
+    merged = {"qkv": 3, "gate_up": 2}  # matrices of a layer
+    assert whole - len(read) >= 5 + sum(merged.values()) - len(merged), (whole, read)
+    assert len(read) > 1
+    assert [file.name.endswith(".weights") for file in files(folder)] == [True]
+    read.clear()
+    assert tokens(model, folder, **FORMATS["int8"]) == expected
+    assert set(read) <= {"model.embed_tokens.weight"}
+
+
 @pytest.mark.sweep
 def test_two_that_start_at_once_make_one_file(tmp_path: Path, read: list[str]) -> None:
     model, folder = save_llama(tmp_path / "model"), tmp_path / "kept"

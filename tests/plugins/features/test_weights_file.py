@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from fwk_features.weights_cache import file as weights_file
-from fwk_features.weights_cache.file import DamagedFile, Entry, read, reserved, write
+from fwk_features.weights_cache.file import TEMPORARY, DamagedFile, Entry, read, reserved
+from fwk_features.weights_cache.unfinished import UnfinishedFile, write
 from fwk_native.thread_pool import ThreadPool
 
 KEY = "the key"
@@ -24,7 +25,7 @@ ENTRIES: dict[str, Entry] = {
 KILLED = """
 import os, sys
 from pathlib import Path
-from fwk_features.weights_cache import file as weights_file
+from fwk_features.weights_cache import file as weights_file, unfinished
 from tests.plugins.features.test_weights_file import ENTRIES, KEY
 path = Path(sys.argv[1])
 CALLS = ("pwrite", "ftruncate", "fchmod", "fsync", "replace", "close")
@@ -42,7 +43,7 @@ for last in range(1, 200):
         for name in CALLS:
             setattr(os, name, dying(getattr(os, name)))
         with weights_file.reserved(path) as descriptor:
-            weights_file.write(descriptor, path, KEY, ENTRIES)
+            unfinished.write(descriptor, path, KEY, ENTRIES)
         os._exit(0)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if code == 0:
@@ -179,13 +180,71 @@ def test_killed_at_any_point(path: Path, threads: ThreadPool) -> None:
     assert_whole(path, threads)
 
 
+def unfinished_file(path: Path, count: int) -> None:
+    """What a writer leaves that is stopped after so many entries."""
+    with reserved(path, keeps=True) as descriptor:
+        assert descriptor is not None
+        file = UnfinishedFile(descriptor, path, KEY)
+        for name, entry in list(ENTRIES.items())[:count]:
+            file.add(name, entry)
+
+
+def recovered(path: Path, threads: ThreadPool, key: str = KEY) -> list[str]:
+    with reserved(path, keeps=True) as descriptor:
+        assert descriptor is not None
+        found = UnfinishedFile(descriptor, path, key).recover(threads)
+        for name, (facts, tensors) in found.items():
+            assert facts == ENTRIES[name][0]
+            assert all(torch.equal(x, ENTRIES[name][1][label]) for label, x in tensors.items())
+        return list(found)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3])
+def test_entries_of_a_stopped_writer_are_recovered(path: Path, threads: ThreadPool, count: int) -> None:
+    """And the next writer adds the others to the same file."""
+    unfinished_file(path, count)
+    assert recovered(path, threads) == list(ENTRIES)[:count]
+    with reserved(path, keeps=True) as descriptor:
+        assert descriptor is not None
+        file = UnfinishedFile(descriptor, path, KEY)
+        file.recover(threads)
+        for name, entry in ENTRIES.items():
+            if name not in file:
+                file.add(name, entry)
+        file.finish()
+    assert_whole(path, threads)
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_what_is_not_whole_is_not_recovered(path: Path, threads: ThreadPool) -> None:
+    unfinished_file(path, 3)
+    temporary = path.with_name(path.name + TEMPORARY)
+    size = temporary.stat().st_size
+    with temporary.open("r+b") as file:
+        file.seek(size - 1000)
+        file.write(b"x")
+    assert recovered(path, threads) == ["first", "second"], "a byte of the third differs"
+    assert temporary.stat().st_size < size, "it is cut off"
+    os.truncate(temporary, temporary.stat().st_size - 1)
+    assert recovered(path, threads) == ["first"]
+    assert recovered(path, threads, "another key") == []
+    unfinished_file(path, 2)
+    temporary.chmod(0o660)
+    assert recovered(path, threads) == [], "others might have written to it"
+
+
 def test_room_is_made_by_age(tmp_path: Path, threads: ThreadPool) -> None:
     for age, name in enumerate(("old.weights", "middle.weights", "new.weights")):
         (tmp_path / name).write_bytes(bytes(100))
         os.utime(tmp_path / name, (age, age))
     (tmp_path / "killed.weights.tmp").write_bytes(bytes(100))
     (tmp_path / "other.txt").write_bytes(bytes(100))
+    for age, name in ((0, "stopped.weights"), (3, "lately.weights")):
+        unfinished_file(tmp_path / name, 1)
+        temporary = tmp_path / (name + TEMPORARY)
+        os.truncate(temporary, 100)
+        os.utime(temporary, (age, age))
     with reserved(tmp_path / "written.weights"):
-        weights_file.make_room(tmp_path, ".weights", 200)
+        weights_file.make_room(tmp_path, ".weights", 300)
         left = sorted(file.name for file in tmp_path.iterdir())
-    assert left == ["middle.weights", "new.weights", "other.txt", "written.weights.tmp"]
+    assert left == ["lately.weights.tmp", "middle.weights", "new.weights", "other.txt", "written.weights.tmp"]

@@ -8,8 +8,11 @@ import os
 import re
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
+from queue import SimpleQueue
+from typing import Literal
 
 import fwk_layers
 from fwk.errors import ConfigError
@@ -17,6 +20,7 @@ from fwk.interfaces.feature import LoadedModel, ModelBuild, WorkerPart, WorkerPa
 from fwk.interfaces.model import ModelContext
 from fwk.interfaces.weights_cache import PackedTensors, WeightsCache
 from fwk_features.weights_cache import WeightsCacheOptions, file
+from fwk_features.weights_cache.unfinished import UnfinishedFile
 from fwk_native import refusal
 from fwk_process.folders import output_folder
 
@@ -58,11 +62,11 @@ class WeightsCachePart(WorkerPart):
             log.warning("packed weights are not kept for the next start: %s", error)
             return ""
         max_bytes = int(self._options.weights_cache_size * 2**30)
-        cache = FileCache(folder, build, context.weights.skip, 0 if is_named else MIN_BYTES, max_bytes)
+        min_bytes = 0 if is_named else MIN_BYTES
+        writes = not self._is_loaded  # checkpoints that come later, of a training run, come and go
+        cache = FileCache(folder, build, context.weights.skip, min_bytes, max_bytes, writes=writes)
         context.weights_cache = cache
-        if (
-            not self._is_loaded
-        ):  # checkpoints that come later, of a training run, come and go: what they pack is not kept
+        if writes:
             self._caches.append(cache)
             self._served = cache if build.role == "served" else self._served
         return ""
@@ -103,17 +107,30 @@ def layers_code() -> str:
 
 
 class FileCache(WeightsCache):
-    """One model's entries in one file. ``finish`` writes it anew, in a thread, if anything was not found."""
+    """One model's entries in one file. What was not found is written by a thread, as it is made."""
 
     def __init__(
-        self, folder: Path, build: ModelBuild, skip: Callable[[str], None], min_bytes: int, max_bytes: int
+        self,
+        folder: Path,
+        build: ModelBuild,
+        skip: Callable[[str], None],
+        min_bytes: int,
+        max_bytes: int,
+        *,
+        writes: bool = True,
     ) -> None:
-        """skip: takes a tensor of the checkpoint for read."""
+        """skip: takes a tensor of the checkpoint for read. writes: whether anything is kept."""
         self._folder, self._build, self._skip = folder, build, skip
         self._min_bytes, self._max_bytes = min_bytes, max_bytes
+        self._writes = writes
         self._used: dict[str, file.Entry] = {}
+        self._waiting: list[tuple[str, file.Entry]] = []
         self._makers: list[tuple[str, list[str], Callable[[], PackedTensors | None]]] = []
         self._num_read = 0
+        self._size = 0  # of all entries
+        self._unfinished: UnfinishedFile | None = None
+        self._reserved = ExitStack()
+        self._jobs = SimpleQueue[tuple[str, file.Entry] | Literal["finish", "stop", "abandon"]]()
         self._writer: threading.Thread | None = None
 
     @cached_property
@@ -135,59 +152,123 @@ class FileCache(WeightsCache):
         for name in names:
             self._skip(name)
         self._used[key] = (entry.facts, entry.tensors)
+        self._size += file.size_of({key: self._used[key]})
         return entry
 
     def store(self, key: str, make: Callable[[], PackedTensors | None]) -> None:
         self._makers.append((key, list(self._build.read_since(self._num_read)), make))
 
-    def finish(self) -> None:
-        """The model is built: begin to write, if there is anything new."""
-        made = [(key, read, make()) for key, read, make in self._makers]
-        self._makers.clear()
-        new = {
-            key: ({**packed.facts, "read": read}, packed.tensors) for key, read, packed in made if packed is not None
-        }
-        entries = {**self._used, **new}
-        size = file.size_of(entries)
-        if not new or size < self._min_bytes:
+    def store_at_once(self, key: str, make: Callable[[], PackedTensors | None]) -> None:
+        if self._writes:
+            self._keep(key, list(self._build.read_since(self._num_read)), make())
+
+    def _keep(self, key: str, read: list[str], packed: PackedTensors | None) -> None:
+        if packed is None:
             return
-        if size > self._max_bytes:
+        entry = ({**packed.facts, "read": read}, packed.tensors)
+        self._waiting.append((key, entry))
+        self._size += file.size_of({key: entry})
+        if self._min_bytes <= self._size <= self._max_bytes:
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        """Let the thread write what waits."""
+        if self._writer is None:
+            self._writer = threading.Thread(target=self._write, daemon=True)
+            self._writer.start()
+        for job in self._waiting:
+            self._jobs.put(job)
+        self._waiting.clear()
+
+    def finish(self) -> None:
+        """The model is built: have the file completed, if there is anything new, or it was not before."""
+        for key, read, make in self._makers:
+            self._keep(key, read, make())
+        self._makers.clear()
+        is_new = self._writer is not None or self._waiting or self._unfinished is not None
+        if self._size > self._max_bytes and is_new:
             log.info(
                 "packed weights of %.1f GiB are not kept for the next start: --weights-cache-size allows %.1f GiB",
-                size / 2**30,
+                self._size / 2**30,
                 self._max_bytes / 2**30,
             )
+            self._jobs.put("abandon")
+            if self._writer is None and self._unfinished is not None:
+                self._unfinished.abandon()
+        elif self._size >= self._min_bytes and is_new:
+            self._hand_over()
+            self._jobs.put("finish")
             return
-        self._writer = threading.Thread(target=self._write, args=(entries, size), daemon=True)
-        self._writer.start()
+        self._jobs.put("stop")
+        if self._writer is None:
+            self._reserved.close()
 
     def close(self) -> None:
         """Wait for what is being written, not for long."""
         if self._writer is not None:
+            self._jobs.put("stop")
             self._writer.join(CLOSED_WITHIN)
+        else:
+            self._reserved.close()
 
     @cached_property
     def _found(self) -> dict[str, PackedTensors]:
+        entries: dict[str, file.Entry] = {}
         try:
             entries = file.read(self._path, self._key, self._build.threads)
             os.utime(self._path)  # of what was used last
         except FileNotFoundError:
-            return {}
+            entries = self._recovered()
         except file.DamagedFile as error:
             log.warning("%s %s: it is not used, and made again", self._path, error)
-            return {}
         return {key: PackedTensors(tensors, facts) for key, (facts, tensors) in entries.items()}
 
-    def _write(self, entries: dict[str, file.Entry], size: int) -> None:
+    def _recovered(self) -> dict[str, file.Entry]:
+        """What a start that was stopped had written."""
+        if not self._writes or not self._path.with_name(self._path.name + file.TEMPORARY).exists():
+            return {}
         try:
-            file.make_room(self._path.parent, ENDING, self._max_bytes - size)
-            _check_disk(self._path.parent, size)
-            with file.reserved(self._path) as descriptor:
-                if descriptor is not None:  # otherwise another server writes the same
-                    file.write(descriptor, self._path, self._key, entries)
-                    log.info("packed weights (%.1f GiB) are kept in %s for the next start", size / 2**30, self._path)
+            descriptor = self._reserved.enter_context(file.reserved(self._path, keeps=True))
+            if descriptor is None:
+                return {}
+            self._unfinished = UnfinishedFile(descriptor, self._path, self._key)
+            entries = self._unfinished.recover(self._build.threads)
         except OSError as error:
-            log.warning("packed weights could not be kept in %s: %s", self._path.parent, error)
+            log.warning("packed weights of an earlier start could not be read: %s", error)
+            return {}
+        size = file.size_of(entries) / 2**30
+        log.info("%d packed layers (%.1f GiB) of a start that was stopped are used", len(entries), size)
+        return entries
+
+    def _write(self) -> None:
+        folder = self._path.parent
+        try:
+            with self._reserved:
+                if self._unfinished is None:
+                    descriptor = self._reserved.enter_context(file.reserved(self._path, keeps=True))
+                    if descriptor is None:  # another server writes the same
+                        return
+                    self._unfinished = UnfinishedFile(descriptor, self._path, self._key)
+                self._write_all(self._unfinished)
+        except OSError as error:
+            log.warning("packed weights could not be kept in %s: %s", folder, error)
+
+    def _write_all(self, unfinished: UnfinishedFile) -> None:
+        while (job := self._jobs.get()) != "finish":
+            if job == "stop":
+                return
+            if job == "abandon":
+                unfinished.abandon()
+                return
+            _check_disk(self._path.parent, file.size_of({job[0]: job[1]}))
+            unfinished.add(*job)
+        for key, entry in self._used.items():
+            if key not in unfinished:
+                unfinished.add(key, entry)
+        file.make_room(self._path.parent, ENDING, self._max_bytes - self._size, self._path)
+        unfinished.finish()
+        size = self._size / 2**30
+        log.info("packed weights (%.1f GiB) are kept in %s for the next start", size, self._path)
 
 
 def _check_disk(folder: Path, size: int) -> None:
