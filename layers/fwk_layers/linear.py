@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fwk.errors import PluginFault, shaped
-from fwk.interfaces.lora import LoRAPart
+from fwk.interfaces.lora import LoRABackend, LoRALayer, LoRAPart
 from fwk.interfaces.native import NativeLinear
 from fwk.interfaces.parallel import SingleRank
 from fwk.interfaces.quant import LayerFormat, PackedNumbers, QuantMethod, RoundedRows, Weights
@@ -31,6 +31,15 @@ def fitting(y: Tensor, x: Tensor | RoundedRows, width: int, method: QuantMethod)
     except AttributeError:
         pass
     raise PluginFault(f"{method.label or type(method).__name__} {shaped(y, (rows, width), x.dtype)} in apply")
+
+
+def _registered(backend: LoRABackend, parts: tuple[LoRAPart, ...]) -> LoRALayer:
+    """The layer of these parts. Raises ``PluginFault`` for another, or one that is not at its index."""
+    layer = backend.register(parts)
+    if layer.parts == parts and 0 <= layer.index < len(backend.layers) and backend.layers[layer.index] == layer:
+        return layer
+    who = getattr(backend.register, "who", type(backend).__name__)
+    raise PluginFault(f"{who} answered a layer of other parts, or of another index, in register")
 
 
 class _Linear:
@@ -69,12 +78,10 @@ class _Linear:
         self._lora = context.lora
         if self._lora is not None:
             inputs = input_shard.range(in_features)
-            self._lora_layer = self._lora.register(
-                [
-                    LoRAPart(p.prefix, in_features, p.out_features, inputs, s.range(p.out_features))
-                    for p, s in self._parts
-                ]
+            own = tuple(
+                LoRAPart(p.prefix, in_features, p.out_features, inputs, s.range(p.out_features)) for p, s in self._parts
             )
+            self._lora_layer = _registered(self._lora, own)
 
     @property
     def input_group(self) -> int | None:

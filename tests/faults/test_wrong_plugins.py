@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from fwk.plugins.families import FAMILIES
 from tests.helpers.images import encoded, noise, write_config
 from tests.helpers.packages import write_metadata
-from tests.helpers.rig import Server, assert_no_leak, install_plugins, until, write_model
+from tests.helpers.rig import TINY, Server, assert_no_leak, install_plugins, until, write_model
 from tests.helpers.servers import Start, starting
 from tests.helpers.zygote import run_fwk
 
@@ -44,6 +46,8 @@ OUTCOMES = {
     "degraded": "requests are served without it, /health and the log have its name",
     "feature": "the feature's requests end with its name, later ones are refused with it",
     "later": "the feature's later requests are refused with its name, and so are those that run",
+    "adapter": "the adapter's requests end with its name, those for another are served",
+    "kept": "the decode server computes the prompt, the prefill server's log and /health have its name",
     "engine": "the engine ends with its name and another is started",
 }
 """What becomes of a wrong answer."""
@@ -91,6 +95,8 @@ FEATURE = {"wrong_feature": True}
 CALLS = CHAT | {"tools": TOOLS}
 BIASED = {"logit_bias": {"5": 1}}
 SHOWN = {"_image": True}
+ADAPTERS = "no fingerprint, no modules, modules of None, vectors, integers, arrays, two ranks, scale of NaN"
+ENDS = "unknown key, twice, bytes below zero, seconds of NaN, whole of a string"
 LOADED = {"lora_name": "other", "lora_path": "other"}
 
 CASES = [
@@ -143,7 +149,19 @@ CASES = [
     *engine_cases("is_busy", "raises, None", "later"),
     *engine_cases("stats", "raises, string, a struct of another", "later"),
     *engine_cases("trouble", "raises, float", "later"),
+    *engine_cases("poll", "raises", "later"),
+    *engine_cases("arrived", "raises"),
+    *engine_cases("lets_through", "raises, None"),
+    *engine_cases("started", "raises"),
+    *cases("features", "answer", "raises, string", "request", FEATURE, "server"),
+    *cases("features", "told", "raises, exits", "request", {"_post": "/wrong/told"}, "worker"),
+    *cases("features", "between_steps", "raises", "degraded", FEATURE, "worker"),
     *cases("features", "model_context", "raises", "start", hook="worker"),
+    *cases("features", "model_loaded", "raises", "start", hook="worker"),
+    *cases("features", "cache_allocated", "raises", "start", hook="worker"),
+    *cases("features", "operations", "raises, None", "start", hook="worker"),
+    *cases("features", "routes", "raises", "start", hook="server"),
+    *cases("features", "engines_ready", "raises", "start", hook="server"),
     *cases("load_balancers", "choose", "raises, None, object", "degraded"),
     *cases("lora_sources", "find", "raises, string", "request", LOADED),
     *cases("engine_pools", "submit", "raises", "request"),
@@ -155,9 +173,20 @@ CASES = [
     *cases("multimodal", "prepare", "raises, string, lists", "request", SHOWN),
     *cases("multimodal", "prepare", "no arrays, narrow arrays", "step", SHOWN),
     *cases("model_sources", "fetch", "raises, exits, string, nowhere", "start"),
-    *cases("lora", "register", "raises, None, string", "start"),
+    *cases("lora", "register", "raises, None, string, index of another, parts of another", "start"),
     *cases("lora", "apply", "None, wider, dtype", "start"),
     *cases("lora_sources", "open", "raises, exits, string", "start"),
+    *cases("lora_sources", "open", f"raises, string, {ADAPTERS}", "request", {"_at": "load"}),
+    *cases("lora", "pack", "raises", "request", {"_at": "load"}),
+    *cases("lora", "pack", "None, string", "adapter", {"_at": "load"}),
+    *cases("lora", "load", "raises, exits", "request", {"_at": "use"}),
+    *cases("lora", "plan", "raises, exits", "step", {"_at": "use"}),
+    *cases("lora", "apply", TENSOR, "step", {"_at": "use"}),
+    *cases("lora", "clear", "raises", "request", {"_at": "unload"}),
+    *cases("kv_transfer", "offer", "raises", "kept"),
+    *cases("kv_transfer", "poll", "raises, unknown key, bytes below zero", "kept"),
+    *cases("kv_transfer", "receive", "raises, exits", "feature"),
+    *cases("kv_transfer", "poll", f"raises, None, string, {ENDS}", "feature"),
     *cases("kv_transfer", "address", "raises, None, string", "start"),
     *cases("expert_placers", "place", "raises, None, shorter", "start"),
     *cases("executors", "launch", "raises", "engine"),
@@ -227,6 +256,23 @@ def adapting(spawn: Start, tmp_path_factory: pytest.TempPathFactory) -> Server:
     return spawn(*FLAGS, "--enable-lora", "--lora-dirs", folder, "--admin-api-key", KEY)
 
 
+@pytest.fixture(scope="module")
+def adapted(spawn: Start, tmp_path_factory: pytest.TempPathFactory) -> Server:
+    folder = tmp_path_factory.mktemp("adapters")
+    write_adapter(folder / "one")
+    chosen = ("--enable-lora", "--lora-backend", "wrong", "--lora-dirs", str(folder), "--admin-api-key", KEY)
+    return spawn(*FLAGS, *chosen)
+
+
+def write_adapter(folder: Path) -> None:
+    """One of rank 4, of the first layer's queries."""
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 4, "lora_alpha": 4}))
+    name = "base_model.model.model.layers.0.self_attn.q_proj.lora"
+    sizes = {f"{name}_A.weight": (4, TINY["hidden_size"]), f"{name}_B.weight": (TINY["hidden_size"], 4)}
+    save_file({one: torch.ones(size) for one, size in sizes.items()}, folder / "adapter_model.safetensors")
+
+
 _NUMBERS = count()
 
 
@@ -257,7 +303,7 @@ def ask(server: Server, body: dict[str, Any], prompt: str) -> Any:
             marks=() if case in ONCE else pytest.mark.sweep,
         )
         for case in CASES
-        if case.outcome not in ("start", "engine")
+        if case.outcome not in ("start", "engine") and "_at" not in case.body and case.family != "kv_transfer"
     ],
 )
 def test_a_wrong_answer_is_told_in_its_name(request: pytest.FixtureRequest, case: Case) -> None:
@@ -283,6 +329,82 @@ def test_a_wrong_answer_is_told_in_its_name(request: pytest.FixtureRequest, case
     assert "Traceback" not in server.log[start:]
     until(server.is_idle, 10, "no block held")
     assert server.health() == 200
+
+
+ADAPTED = [case for case in CASES if "_at" in case.body]
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("case", ADAPTED, ids=lambda case: f"{case.family}.{case.method}-{case.kind}")
+def test_a_wrong_answer_for_an_adapter_is_told_in_its_name(adapted: Server, case: Case) -> None:
+    """The order is there as the adapter is loaded, as the first request for it comes, or as it is unloaded."""
+    order, name = adapted.folder / "order.json", f"a{next(_NUMBERS)}"
+
+    def manage(what: str, **body: str) -> Any:
+        return adapted.post({"lora_name": name} | body, f"/v1/{what}_lora_adapter", {"authorization": f"Bearer {KEY}"})
+
+    def use(model: str = name) -> Any:
+        return adapted.post({"model": model, "prompt": f"{name}{next(_NUMBERS)}" * 8, "max_tokens": 4})
+
+    at = case.body["_at"]
+    steps = {"load": lambda: manage("load", lora_path="one"), "use": use, "unload": lambda: manage("unload")}
+    step = steps.pop(at)
+    for before in list(steps.values())[: ("load", "use", "unload").index(at)]:
+        assert before().status_code == 200
+    order.write_text(case.order)
+    reply = step()
+    until(lambda: not order.exists(), 1, "a call of the method")
+    again = use if case.outcome == "adapter" or at == "unload" else step
+    if case.outcome == "adapter":
+        assert reply.status_code == 200, "what was packed is the plugin's own"
+        reply = use()
+    assert_no_leak(reply.text)
+    assert (reply.status_code, case.who in reply.text) == (500, True), reply.text
+    assert again().status_code == {"adapter": 500, "unload": 404}.get(case.outcome if at != "unload" else at, 200)
+    assert use("tiny").status_code == 200
+    assert "Traceback" not in adapted.log
+    until(adapted.is_idle, 10, "no block held")
+    assert adapted.health() == 200
+
+
+TRANSFERRED = [case for case in CASES if case.family == "kv_transfer" and case.outcome != "start"]
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("case", TRANSFERRED, ids=lambda case: f"{case.outcome}.{case.method}-{case.kind}")
+def test_a_wrong_transport_is_told_in_its_name(path: str, tmp_path: Path, case: Case) -> None:
+    """In a server of its own that computes prompts, or that has them computed: what has failed is asked no more."""
+    (tmp_path / "token").write_text("0123456789abcdef")
+    shared = (*FLAGS, "--disaggregation-token-file", str(tmp_path / "token"), "--disaggregation-mode")
+    wrong, right = (("--disaggregation-transfer-backend", name) for name in ("wrong", "tcp"))
+    with starting(write_model(tmp_path / "tiny"), path) as start:
+        keeps = case.outcome == "kept"
+        prefill = start(*shared, "prefill", *(wrong if keeps else right))
+        peers = ("--disaggregation-prefill-servers", prefill.url, "--disaggregation-min-prompt-tokens", "17")
+        decode = start(*shared, "decode", *peers, *(right if keeps else wrong))
+        server = prefill if keeps else decode
+        wanted = decode.post({"prompt": "Hello", "max_tokens": 4}).status_code
+        assert wanted == 200
+        order = server.folder / "order.json"
+        order.write_text(case.order)
+        reply = ask(decode, {}, "A prompt that another server computes. ")
+        until(lambda: not order.exists(), 3, "a call of the method")
+        assert_no_leak(reply.text)
+        until(lambda: case.who in server.log, 3, "its name in the log")
+        until(lambda: case.who in server.get("/health").json().get("reason", ""), 3, "its name in /health")
+        if keeps:
+            assert reply.status_code == 200, reply.text
+            assert ask(decode, {}, "Another prompt, computed here. ").status_code == 200
+        else:
+            assert (reply.status_code, case.who in reply.text) == (500, True), reply.text
+            again = ask(decode, {}, "Another prompt. ")
+            assert (again.status_code, case.who in again.text) == (500, True), again.text
+        assert decode.post({"prompt": "Hello", "max_tokens": 4}).status_code == 200, (
+            "too short to be computed elsewhere"
+        )
+        for one in (prefill, decode):
+            assert one.health() == 200
+            assert "Traceback" not in one.log
 
 
 def test_the_server_is_as_it_was(server: Server) -> None:

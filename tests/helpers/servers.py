@@ -39,9 +39,11 @@ def starting(model: Path, python_path: str) -> Iterator[Start]:
         servers.append(Server(model, *flags, python_path=python_path, environment=environment, forked=forked))
         return servers[-1].start(key)
 
-    yield start
-    for server in servers:
-        server.close()
+    try:
+        yield start
+    finally:
+        for server in servers:
+            server.close()
 
 
 @pytest.fixture(scope="module")

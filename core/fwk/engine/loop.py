@@ -10,7 +10,7 @@ import msgspec
 import zmq
 
 from fwk.engine.core import Engine
-from fwk.errors import EngineDead, FwkError
+from fwk.errors import EngineDead, FwkError, PluginFault
 from fwk.types import (
     Abort,
     AddRequest,
@@ -154,7 +154,7 @@ class EngineLoop:
         except EngineDead:
             raise
         except FwkError as error:
-            return WorkersAnswer(number, error=str(error))
+            return WorkersAnswer(number, error=str(error), is_fault=isinstance(error, PluginFault))
 
     def _call_feature(self, number: int, feature: str, operation: str, arguments: list[Any]) -> WorkersAnswer:
         self._num_calls += 1
@@ -163,7 +163,8 @@ class EngineLoop:
         except EngineDead:
             raise
         except FwkError as error:
-            return WorkersAnswer(number, error=str(error), param=getattr(error, "param", None))
+            param, is_fault = getattr(error, "param", None), isinstance(error, PluginFault)
+            return WorkersAnswer(number, error=str(error), param=param, is_fault=is_fault)
 
     def _send_events(self, events: list[TokenEvent]) -> None:
         if events:

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import msgspec
 
-from fwk.errors import FwkError, InvalidRequest, RequestFailed, one_line_traceback
+from fwk.errors import FwkError, InvalidRequest, PluginFault, RequestFailed, one_line_traceback
 from fwk.features.declared import declared, moved_by
 from fwk.features.guarded import guarded
 from fwk.features.wire import Reader, packed
@@ -123,9 +123,11 @@ class EngineFeatures:
             return own(*arguments)
         except FwkError:
             raise
-        except Exception as error:
-            log.error("feature %r failed in %s: %s", name, operation, one_line_traceback(error))
-            raise InvalidRequest(f"the feature {name!r} raised {type(error).__name__} in {operation}") from error
+        except (Exception, SystemExit) as error:
+            who = getattr(part.operations, "who", f"feature {name!r}")
+            told = f"{who} raised {type(error).__name__} in {operation}"
+            log.error("%s: %s", told, one_line_traceback(error))
+            raise PluginFault(told) from error
 
     def close(self) -> None:
         """The engine stops."""

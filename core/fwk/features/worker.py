@@ -103,7 +103,7 @@ class WorkerFeatures:
     def operations(self) -> dict[str, Callable[..., Any]]:
         """What can be called of them: ``features.name.operation``."""
         return {
-            f"{key}.{name}": partial(run_operation, key, name, operation)
+            f"{key}.{name}": partial(run_operation, getattr(part.operations, "who", key), name, operation)
             for key, part in zip(self._keys, self._parts, strict=True)
             for name, operation in part.operations().items()
         }
@@ -174,16 +174,16 @@ def _drafts(part: WorkerPart) -> bool:
     return type(part).next_tokens is not WorkerPart.next_tokens
 
 
-def run_operation(key: str, name: str, operation: Callable[..., Any], *args: Any) -> Any:
+def run_operation(who: str, name: str, operation: Callable[..., Any], *args: Any) -> Any:
     """Run an operation of a plugin's part in a worker. Raises nothing but ``FwkError``."""
     try:
         return operation(*args)
     except FwkError:
         raise
-    except Exception as error:
-        log.error("%s.%s failed: %s", key, name, one_line_traceback(error))
+    except (Exception, SystemExit) as error:
+        log.error("%s raised %s in %s: %s", who, type(error).__name__, name, one_line_traceback(error))
         log.debug("what it raised", exc_info=error)
-        raise FwkError(f"{key} failed in {name}: {type(error).__name__}: {error}") from error
+        raise PluginFault(f"{who} raised {type(error).__name__} in {name}") from error
 
 
 def inputs(parts: Sequence[WorkerPart], batch: Batch, forward: ForwardBatch) -> None:

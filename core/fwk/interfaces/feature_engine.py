@@ -182,7 +182,7 @@ class EnginePart(Gate):
     def operations(self) -> Mapping[str, Callable[..., Any]]:
         """What ``ServerPartContext.ask`` can call, by name: between two steps, with plain data.
 
-        An ``InvalidRequest`` refuses.
+        An ``InvalidRequest`` refuses. Any other exception is logged, and the caller gets a ``PluginFault``.
         """
         return {}
 

@@ -222,7 +222,7 @@ class WorkerPart:
     def operations(self) -> Mapping[str, Callable[..., Any]]:
         """What ``EnginePartContext.call`` can call, by name: between two steps, with plain data.
 
-        An ``FwkError`` refuses. Any other exception is logged, and refuses, too.
+        An ``FwkError`` refuses. Any other exception is logged, and the caller gets a ``PluginFault``.
         """
         return {}
 

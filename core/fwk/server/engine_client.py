@@ -183,13 +183,16 @@ class EngineClient(Engine):
             self._send(Pause(request_id, is_on))
 
     async def call_workers(self, name: str, arguments: Sequence[Any]) -> list[Any]:
-        """Run an operation on the engine's workers; the answers by rank. Raises ``InvalidRequest`` with a refusal."""
+        """Run an operation on the engine's workers; the answers by rank. Raises ``InvalidRequest`` with a refusal.
+
+        Raises ``PluginFault`` where a plugin has failed.
+        """
         return await self._ask(CallWorkers(self._next_number(), name, list(arguments)))
 
     async def call_feature(self, feature: str, operation: str, arguments: Sequence[Any]) -> Any:
         """Run an operation of a feature's part in the engine. Raises ``InvalidRequest`` with a refusal.
 
-        The engine may answer nothing else meanwhile.
+        Raises ``PluginFault`` where a plugin has failed. The engine may answer nothing else meanwhile.
         """
         self._num_changing += 1
         try:
@@ -213,14 +216,16 @@ class EngineClient(Engine):
         finally:
             self._answers.pop(message.number, None)
 
-    def _take_answer(self, number: int, result: Any, error: str | None, param: str | None) -> None:
+    def _take_answer(
+        self, number: int, result: Any, error: str | None, param: str | None, kind: type[PluginFault] | None = None
+    ) -> None:
         waiting = self._answers.get(number)
         if waiting is None or waiting.done():
             return
         if error is None:
             waiting.set_result(result)
         else:
-            waiting.set_exception(InvalidRequest(error, param))
+            waiting.set_exception(InvalidRequest(error, param) if kind is None else kind(error))
 
     async def close(self) -> None:
         """Stop the engine process: asked first, then killed."""
@@ -289,9 +294,9 @@ class EngineClient(Engine):
             case Pong(_, stats):
                 self._last_pong = time.monotonic()
                 self._note(stats)
-            case WorkersAnswer(number, results, error, param):
+            case WorkersAnswer(number, results, error, param, is_fault):
                 self._last_pong = time.monotonic()
-                self._take_answer(number, results, error, param)
+                self._take_answer(number, results, error, param, PluginFault if is_fault else None)
             case EngineReady():
                 self._last_pong = time.monotonic()
                 if self._ready is not None and not self._ready.done():

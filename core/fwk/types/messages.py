@@ -193,12 +193,14 @@ class WorkersAnswer(msgspec.Struct, tag=True, frozen=True):
     """What became of ``CallWorkers`` (results by rank) or ``CallFeature``, or why it was refused.
 
     - ``param``: the field of the client's request that was wrong
+    - ``is_fault``: a plugin has failed, and no request was wrong
     """
 
     number: int
     results: list[Any] = []
     error: str | None = None
     param: str | None = None
+    is_fault: bool = False
 
 
 class EngineReady(msgspec.Struct, tag=True, frozen=True):

@@ -63,7 +63,9 @@ class WorkerObservers:
     def operations(self) -> dict[str, Callable[..., Any]]:
         """What can be called of them: ``family.plugin.operation``."""
         return {
-            f"{part.key}.{name}": partial(run_operation, part.key, name, operation)
+            f"{part.key}.{name}": partial(
+                run_operation, getattr(part.observer.operations, "who", part.key), name, operation
+            )
             for part in self._parts
             for name, operation in part.observer.operations().items()
         }

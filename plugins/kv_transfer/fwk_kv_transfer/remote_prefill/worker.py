@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral, Real
 from typing import Any
 
 from fwk.errors import ConfigError, PluginFault
 from fwk.interfaces.feature import WorkerCache, WorkerPart, WorkerPartContext
-from fwk.interfaces.kv_transfer import KVTransfer, KVTransferContext
+from fwk.interfaces.kv_transfer import KVTransfer, KVTransferContext, Transfer
 from fwk_kv_transfer.remote_prefill import RemotePrefillOptions
+
+log = logging.getLogger(__name__)
 
 
 class KVExchange(WorkerPart):
@@ -82,15 +87,31 @@ class KVExchange(WorkerPart):
     def poll(self) -> list[tuple[str, bool, int, float, str]]:
         """Key, whether it is whole, bytes, seconds and error of each transfer that has ended.
 
-        Raises ``PluginFault`` in the transport's name for one that was not under way.
+        Raises ``PluginFault`` in the transport's name for one that was not under way, or whose figures cannot be.
         """
         ended = self.transport.poll()
         for transfer in ended:
-            if transfer.key not in self._under_way:
+            why = self._misfit(transfer)
+            if why is not None:
                 who = getattr(self.transport.poll, "who", type(self.transport).__name__)
-                raise PluginFault(f"{who} answered the end of {transfer.key!r:.100} in poll, which is not under way")
+                told = f"{who} answered the end of {transfer.key!r:.100} in poll, {why}"
+                log.error("%s", told)
+                raise PluginFault(told)
             self._under_way.remove(transfer.key)
-        return [(t.key, t.is_whole, t.num_bytes, t.seconds, t.error) for t in ended]
+        return [(t.key, t.is_whole, int(t.num_bytes), float(t.seconds), t.error) for t in ended]
+
+    def _misfit(self, ended: Transfer) -> str | None:
+        """Why an end cannot be told to the engine."""
+        if ended.key not in self._under_way:
+            return "which is not under way"
+        if not isinstance(ended.is_whole, bool) or not isinstance(ended.error, str):
+            return f"of which is_whole is {ended.is_whole!r:.100} and error {ended.error!r:.100}"
+        for name, kind in (("num_bytes", Integral), ("seconds", Real)):
+            figure: Any = getattr(ended, name)
+            is_number = isinstance(figure, kind) and not isinstance(figure, bool)
+            if not is_number or not 0 <= figure < math.inf:
+                return f"of which {name} is {figure!r:.100}"
+        return None
 
     def close(self) -> None:
         if self._transport is not None:

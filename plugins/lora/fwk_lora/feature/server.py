@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from fwk.errors import ConfigError, InvalidRequest
+from fwk.errors import ConfigError, InvalidRequest, PluginFault
 from fwk.interfaces.dialect import AdapterCard, AdapterRegistry, EmbedInput, GenerateInput
 from fwk.interfaces.feature import Ask, RequestPart, ServerPart, ServerPartContext
 from fwk.interfaces.lora import AdapterInfo, LoRASource, LoRASourceContext
@@ -108,7 +108,7 @@ class AdapterNames(ServerPart, AdapterRegistry):
                 if len({info.key for info in infos}) > 1:
                     why = f"LoRA adapter {name!r} cannot be loaded: its files changed meanwhile"
                     raise InvalidRequest(why, "lora_path")
-            except InvalidRequest:
+            except (InvalidRequest, PluginFault):
                 await self._take_back(name)
                 raise
             self._paths[name] = path
@@ -119,7 +119,7 @@ class AdapterNames(ServerPart, AdapterRegistry):
         """Have those engines forget an adapter that could load it."""
         try:
             await self.context.ask("unload", name)
-        except InvalidRequest as error:
+        except (InvalidRequest, PluginFault) as error:
             log.debug("not every engine had it: %s", error)
 
     def _add(self, info: AdapterInfo, source: str) -> None:
@@ -141,7 +141,7 @@ class AdapterNames(ServerPart, AdapterRegistry):
         for name, path in list(self._paths.items()):
             try:
                 await ask("load", name, path)
-            except InvalidRequest as error:
+            except (InvalidRequest, PluginFault) as error:
                 log.error("LoRA adapter %s is lost with the engine that died: %s", name, error)
 
     # Requests.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fwk.errors import ModelLoadError
+from fwk.errors import ModelLoadError, PluginFault
 from fwk.interfaces.feature import ModelBuild, WorkerPart, WorkerPartContext
 from fwk.interfaces.lora import (
     AdaptedBatch,
@@ -27,6 +29,8 @@ from fwk.interfaces.lora import (
 from fwk.interfaces.model import ModelContext
 from fwk.types import Batch, ForwardBatch, NewSequence
 from fwk_lora.feature import AdapterPlace, LoRAOptions
+
+log = logging.getLogger(__name__)
 
 ZEROS = "zeros"
 """Key of the adapters of ``AdapterStore.fill``; those of loaded ones name their fingerprint, too."""
@@ -66,6 +70,7 @@ class AdapterStore:
     def put(self, place: AdapterPlace) -> None:
         """See to it that an adapter is in its place."""
         if self._slots.get(place.slot) != place.key:
+            self._slots.pop(place.slot, None)  # where loading fails, neither is there
             self._backend.load(place.slot, self._loaded[place.key])
             self._slots[place.slot] = place.key
 
@@ -84,6 +89,11 @@ class AdapterStore:
         for source in self._sources:
             weights = source.open(path)
             if weights is not None:
+                why = _misfit(weights)
+                if why is not None:
+                    told = f"{getattr(source.open, 'who', type(source).__name__)} {why} in open"
+                    log.error("%s", told)
+                    raise PluginFault(told)
                 return weights
         raise ModelLoadError("it holds no adapter in a layout that is known here (adapter_config.json is missing)")
 
@@ -183,6 +193,27 @@ class AdapterMatrices(WorkerPart):
 
     def computed(self, batch: Batch, forward: ForwardBatch, hidden: Tensor, logits: Tensor | None) -> None:
         self._backend.plan(AdaptedBatch.of(forward))  # steps to come may have none
+
+
+def _misfit(weights: AdapterWeights) -> str | None:
+    """Why what a source answers is no adapter that can be cut and packed, as a predicate."""
+    modules: Any = weights.modules
+    if not isinstance(weights.fingerprint, str) or not weights.fingerprint:
+        return f"answered the fingerprint {weights.fingerprint!r:.100}, which tells no content apart,"
+    if not isinstance(modules, Mapping) or not modules:
+        return "answered an adapter without modules"
+    for name, own in modules.items():
+        if not isinstance(name, str) or not isinstance(own, LoRAMatrices):
+            return f"answered {type(own).__name__} as the matrices of {name!r:.100}"
+        for x in (own.a, own.b):
+            if not isinstance(x, Tensor) or x.ndim != 2 or 0 in x.shape or not x.is_floating_point():
+                what = f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+                return f"answered {what} for {name!r:.100}, no matrix of floats,"
+        if own.a.shape[0] != own.b.shape[1]:
+            return f"answered the ranks {own.a.shape[0]} and {own.b.shape[1]} for one pair, of {name!r:.100},"
+        if not isinstance(own.scale, int | float) or not math.isfinite(own.scale):
+            return f"answered the scale {own.scale!r:.100} for {name!r:.100}"
+    return None
 
 
 def _span(x: Tensor, dim: int, features: range) -> Tensor:

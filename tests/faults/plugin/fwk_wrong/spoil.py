@@ -55,6 +55,16 @@ def _with_arrays(prepared: Any, change: Callable[[Any], Any]) -> Any:
     return replace(prepared, arrays=[change(arrays) for arrays in prepared.arrays])
 
 
+def _ended_with(**figures: Any) -> Callable[[Any], Any]:
+    """The ends of transfers, of which a field is otherwise."""
+    return lambda ended: [replace(one, **figures) for one in ended]
+
+
+def _with_matrices(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """An adapter, of which each pair of matrices is otherwise."""
+    return lambda weights: replace(weights, modules={name: change(own) for name, own in weights.modules.items()})
+
+
 KINDS: dict[str, Callable[[Any], Any]] = {
     "raises": _raise,
     "exits": _exit,
@@ -81,6 +91,23 @@ KINDS: dict[str, Callable[[Any], Any]] = {
     "narrow arrays": lambda prepared: _with_arrays(prepared, lambda arrays: {k: x[..., :1] for k, x in arrays.items()}),
     "lists": lambda prepared: _with_arrays(prepared, lambda arrays: {k: x.tolist() for k, x in arrays.items()}),
     "unknown key": lambda ended: [Transfer("of nobody", is_whole=True)],
+    "twice": lambda ended: [*ended, *ended],
+    "key of a number": _ended_with(key=7),
+    "bytes below zero": _ended_with(num_bytes=-1),
+    "bytes of None": _ended_with(num_bytes=None),
+    "seconds of NaN": _ended_with(seconds=float("nan")),
+    "whole of a string": _ended_with(is_whole="yes"),
+    "error of a number": _ended_with(error=7),
+    "no fingerprint": lambda weights: replace(weights, fingerprint=""),
+    "no modules": lambda weights: replace(weights, modules={}),
+    "modules of None": lambda weights: replace(weights, modules=None),
+    "vectors": _with_matrices(lambda own: replace(own, a=own.a[0])),
+    "integers": _with_matrices(lambda own: replace(own, b=own.b.int())),
+    "arrays": _with_matrices(lambda own: replace(own, a=own.a.numpy())),
+    "two ranks": _with_matrices(lambda own: replace(own, b=own.b[:, :1])),
+    "scale of NaN": _with_matrices(lambda own: replace(own, scale=float("nan"))),
+    "index of another": lambda layer: replace(layer, index=layer.index + 1),
+    "parts of another": lambda layer: replace(layer, parts=()),
     "hangs": lambda answer: time.sleep(3600),
     "SIGSEGV": _crash(signal.SIGSEGV),
     "SIGABRT": _crash(signal.SIGABRT),
@@ -88,13 +115,17 @@ KINDS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def _ordered(method: str) -> Callable[[Any], Any] | None:
+ENDED = ("twice", "key of", "bytes", "seconds", "whole", "error")
+"""What kinds begin with that are for an answer that names something."""
+
+
+def _ordered(method: str, answer: Any) -> Callable[[Any], Any] | None:
     """What the order makes of the answer of a method, once; None: there is no order for it."""
     if not ORDER.exists():
         return None
     with suppress(OSError, ValueError):
         order = json.loads(ORDER.read_text())
-        if order["method"] == method:
+        if order["method"] == method and (not order["kind"].startswith(ENDED) or answer):
             ORDER.unlink()  # another process may have been first
             return KINDS[order["kind"]]
     return None
@@ -119,14 +150,16 @@ def _spoiled(method: Callable[..., Any], name: str) -> Callable[..., Any]:
 
         @wraps(method)
         async def wait(*args: Any, **given: Any) -> Any:
-            answer, spoil = await method(*args, **given), _ordered(name)
+            answer = await method(*args, **given)
+            spoil = _ordered(name, answer)
             return answer if spoil is None else spoil(answer)
 
         return wait
 
     @wraps(method)
     def call(*args: Any, **given: Any) -> Any:
-        answer, spoil = method(*args, **given), _ordered(name)
+        answer = method(*args, **given)
+        spoil = _ordered(name, answer)
         return answer if spoil is None else spoil(answer)
 
     return call
@@ -188,6 +221,13 @@ class WrongServer(ServerPart):
     def open(self, item: Any, caller: str) -> RequestPart | None:
         number = int(self.context.name.removeprefix(NAME) or 1)
         return SpoiledRequest() if item.sampling.extra.get("wrong_feature") == number else None
+
+    def routes(self, app: FastAPI) -> None:
+        async def told() -> list[Any]:
+            return await self.context.ask("told")
+
+        if self.context.name == NAME:
+            app.add_api_route("/wrong/told", told, methods=["POST"])
 
 
 class WrongEngine(EnginePart):
