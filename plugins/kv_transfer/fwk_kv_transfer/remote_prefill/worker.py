@@ -106,7 +106,8 @@ class KVExchange(WorkerPart):
             return "which is not under way"
         if not isinstance(ended.is_whole, bool) or not isinstance(ended.error, str):
             return f"of which is_whole is {ended.is_whole!r:.100} and error {ended.error!r:.100}"
-        for name, kind in (("num_bytes", Integral), ("seconds", Real)):
+        kinds: dict[str, Any] = {"num_bytes": Integral, "seconds": Real}
+        for name, kind in kinds.items():
             figure: Any = getattr(ended, name)
             is_number = isinstance(figure, kind) and not isinstance(figure, bool)
             if not is_number or not 0 <= figure < math.inf:
