@@ -5,8 +5,9 @@ from __future__ import annotations
 import hmac
 from collections.abc import Sequence
 from enum import Enum
+from typing import Any
 
-from starlette.routing import BaseRoute, Match
+from starlette.routing import BaseRoute, Match, Route
 from starlette.types import Scope
 
 from fwk_http.keys import Keys
@@ -31,6 +32,8 @@ class Guard:
         self, routes: Sequence[BaseRoute], public: Sequence[BaseRoute], admin: Sequence[BaseRoute], keys: Keys
     ) -> None:
         self._routes = routes
+        self._routes_then: list[BaseRoute] = []
+        self._known: dict[tuple[Any, ...], Access] = {}
         self._access: dict[int, Access] = {}
         self._keys = {
             Access.USER: [key.encode() for key in keys.for_users],
@@ -44,11 +47,13 @@ class Guard:
         if routes and access is Access.ADMIN and not self._keys[Access.ADMIN]:
             raise AssertionError("routes for administrators without a key of their own")
         self._access |= {id(route): access for route in routes}
+        self._known.clear()
 
     def forget(self, routes: Sequence[BaseRoute]) -> None:
         """These routes are gone."""
         for route in routes:
             self._access.pop(id(route), None)
+        self._known.clear()
 
     def refusal(self, scope: Scope, authorization: bytes) -> str | None:
         """Why a request may not pass, in a sentence; None when it may."""
@@ -69,12 +74,27 @@ class Guard:
     def _asked(self, scope: Scope) -> Access:
         """Whom the route is for that will answer: the first that matches whole, else the first that does but for the
         method, as the router chooses.
+
+        Remembered for paths that a route names as they are, until a route comes or goes.
         """
+        if self._routes != self._routes_then:
+            self._routes_then = list(self._routes)
+            self._known.clear()
+        key = (scope["type"], scope.get("method"), scope["path"], scope.get("root_path", ""))
+        found = self._known.get(key)
+        return self._looked_up(scope, key) if found is None else found
+
+    def _looked_up(self, scope: Scope, key: tuple[Any, ...]) -> Access:
         partial: BaseRoute | None = None
+        is_plain = not key[-1]
         for route in self._routes:
             match, _ = route.matches(scope)
+            is_plain = is_plain and isinstance(route, Route)  # others may look at more than path and method
             if match is Match.FULL:
-                return self._access.get(id(route), Access.USER)
+                access = self._access.get(id(route), Access.USER)
+                if is_plain and getattr(route, "path", None) == scope["path"]:
+                    self._known[key] = access
+                return access
             if match is Match.PARTIAL and partial is None:
                 partial = route
         access = self._access.get(id(partial), Access.USER)

@@ -13,7 +13,7 @@ from fwk.interfaces.dialect import Dialect, DialectContext
 from fwk.interfaces.observer import Observer, ObserverContext
 from fwk.server.app import Reports, build_app
 from fwk_http.admission import AdmissionController
-from fwk_http.authorization import Guard
+from fwk_http.authorization import Access, Guard
 from fwk_http.keys import Keys
 
 KEYS = Keys("user", "admin")
@@ -126,3 +126,39 @@ def test_where_routes_for_administrators_come_from() -> None:
     assert admin == {"/admin/dialect", "/admin/observer", "/admin/core"}
     assert build(KEYS)["/dialect"] == build(KEYS)["/observer"] == {"user"}
     assert not any("admin" in path for path in build(Keys("user")))
+
+
+class Counted(Route):
+    """Counts how often it is asked."""
+
+    num_asked = 0
+
+    def matches(self, scope: Any) -> Any:
+        self.num_asked += 1
+        return super().matches(scope)
+
+
+def test_routes_are_asked_once_for_a_path_until_they_change() -> None:
+    """A request costs no look at each route; one that comes or goes, or is let to others, is seen by the next."""
+    first, last = Counted("/a", nothing, methods=["GET"]), Route("/b", nothing, methods=["GET"])
+    routes: list[Any] = [first, last]
+    one = Guard(routes, [last], [], KEYS)
+
+    def is_open(path: str, **more: Any) -> bool:
+        scope = {"type": "http", "method": "GET", "path": path, "root_path": "", "headers": []} | more
+        return one.refusal(scope, b"") is None
+
+    assert [is_open("/b") for _ in range(5)] == [True] * 5
+    assert first.num_asked == 1
+    assert not is_open("/b", method="POST")
+    assert not is_open("/b", root_path="/b")
+    assert not any(is_open("/{anything}") or is_open("/c") for _ in range(5))
+    assert first.num_asked == 1 + 2 + 10, "what no route names as it is, is looked up each time"
+    one.forget([last])
+    assert not is_open("/b")
+    one.let([last], Access.PUBLIC)
+    assert is_open("/b")
+    routes.insert(0, Route("/b", nothing, methods=["GET"]))
+    assert not is_open("/b"), "another route answers now"
+    routes[0] = Mount("/b", routes=[])
+    assert not is_open("/b/")
