@@ -210,7 +210,7 @@ class TestRedis(CacheTierSuite):
         server.close()
 
     def tier_options(self) -> dict[str, object]:
-        return {"hicache_redis_url": os.environ["TEST_REDIS_URL"]}
+        return {"hicache_redis_url": os.environ["TEST_REDIS_URL"], "hicache_redis_timeout": 10.0}
 
     def selected(self, item: Any) -> dict[str, Any]:
         return {**super().selected(item), **self.tier_options()}
@@ -229,7 +229,7 @@ class TestLMCache(CacheTierSuite):
         server.close()
 
     def tier_options(self) -> dict[str, object]:
-        return {"hicache_lmcache_url": os.environ["TEST_LMCACHE_URL"]}
+        return {"hicache_lmcache_url": os.environ["TEST_LMCACHE_URL"], "hicache_lmcache_timeout": 10.0}
 
     def selected(self, item: Any) -> dict[str, Any]:
         return {**super().selected(item), **self.tier_options()}

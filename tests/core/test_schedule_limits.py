@@ -181,7 +181,8 @@ def config(**given: Any) -> Any:
 def test_the_flags() -> None:
     assert config(disable_chunked_prefill=True).engine.chunked_prefill_size == -1
     assert config(enable_priority_scheduling=True).engine.schedule_policy == "priority"
-    assert config(router_max_wait_tokens=3).engine.num_continuous_decode_steps == 3
+    planning = config(router_max_wait_tokens=3).plugin_options["features.step_planning"]
+    assert planning["num_continuous_decode_steps"] == 3
     for given, words in (
         ({"chunked_prefill_size": 0}, "must be -1"),
         ({"schedule_conservativeness": -1}, "greater than or equal to 0"),

@@ -333,10 +333,10 @@ def test_chat_templates() -> None:
     ],
 )
 def test_templates_that_misbehave_are_refused(source: str) -> None:
-    started = time.monotonic()
+    started = time.process_time()
     with pytest.raises(InvalidRequest):
         ChatTemplate(source, {}).render([{"role": "user", "content": "hi"}])
-    assert time.monotonic() - started < 2
+    assert time.process_time() - started < 2
 
 
 @pytest.mark.parametrize(
@@ -348,10 +348,10 @@ def test_templates_that_misbehave_are_refused(source: str) -> None:
 )
 def test_templates_have_a_deadline(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox, "MAX_SECONDS", 0.1)
-    started = time.monotonic()
+    started = time.process_time()
     with pytest.raises(InvalidRequest, match=r"takes more than 0\.1 seconds of CPU time"):
         ChatTemplate(source, {}).render([{"role": "user", "content": "hi"}])
-    assert time.monotonic() - started < 2
+    assert time.process_time() - started < 2
 
 
 def test_guards_change_no_output() -> None:
