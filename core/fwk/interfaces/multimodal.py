@@ -94,7 +94,7 @@ class PlacedMedia:
 class PreparedItem:
     """What a processor makes of one item, whatever prompt it stands in: kept, so that it is decoded once.
 
-    arrays: of each piece, of shapes as ``PlacedMedia`` has them. layout: what ``place`` needs to know besides: plain data.
+    arrays: of each piece, of shapes as ``PlacedMedia`` has them. layout: what ``place`` needs besides, as plain data.
 
     - ``lengths``: tokens of each piece, in their order.
     """
