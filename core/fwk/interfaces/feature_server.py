@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -70,6 +70,10 @@ class Jobs:
 
     def warm_up(self) -> None:
         """Have the part built, without waiting for it."""
+
+    def waiting(self) -> AbstractContextManager[None]:
+        """Within, this thread waits for what another request's has a job do, and takes no turn from it."""
+        return nullcontext()
 
 
 async def _nothing_runs(*, aborts: bool = False) -> None:

@@ -13,7 +13,7 @@ from fwk.config.wire import to_plain
 from fwk.errors import InvalidRequest, NotServed, PluginFault, RequestFailed
 from fwk.interfaces.feature import Jobs
 from fwk.types import GrammarRequest
-from fwk_jobs.client import JobError, JobProcess
+from fwk_jobs.client import JobError, JobProcess, current_work
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +61,10 @@ class HelperJobs(Jobs):
     def warm_up(self) -> None:
         with contextlib.suppress(JobError):
             self._helper.warm_up(self._kind, b"")
+
+    def waiting(self) -> contextlib.AbstractContextManager[None]:
+        work = current_work.get()
+        return contextlib.nullcontext() if work is None else work.waiting(lambda: None)
 
 
 def feature_kind(name: str) -> str:

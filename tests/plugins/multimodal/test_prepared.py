@@ -17,6 +17,9 @@ import fwk
 from fwk import SamplingParams
 from fwk.errors import InvalidRequest
 from fwk.interfaces.multimodal import MediaItem
+from fwk.server.helper import HelperJobs
+from fwk_jobs.client import Work, current_work
+from fwk_jobs.pool import WaitingPool
 from fwk_models.idefics3.model import Idefics3
 from fwk_multimodal.idefics3.processor import Idefics3Processor
 from fwk_multimodal.media.placing import ItemShape, JobItem, MediaJob, PayloadFile
@@ -93,10 +96,10 @@ def test_encoded_apart_a_picture_is_decoded_once(model: Path, tmp_path: Path, co
     assert counted["decoded"] == 2
 
 
-class Jobs:
+class Jobs(HelperJobs):
     """Runs jobs as the server's helper would, some at once. held: they wait until it is set."""
 
-    def __init__(self) -> None:
+    def __init__(self) -> None:  # no process
         self.jobs: list[MediaJob] = []
         self.held = threading.Event()
         self.held.set()
@@ -110,7 +113,8 @@ class Jobs:
         for item in job.items:
             if item.data is not None:
                 self.begun.release()
-                assert self.held.wait(10)
+                with self.waiting():
+                    assert self.held.wait(10)
                 if item.data in self.refused:
                     raise InvalidRequest(f"{item.name} is wrong", item.name)
                 Path(item.path).write_bytes(bytes(100))
@@ -170,6 +174,26 @@ def test_requests_that_come_at_once_decode_a_picture_once(served: tuple[MediaReq
         for one in (first, crossing, *others):
             one.result(10)
     assert jobs.decoded == [b"a", b"b"]
+
+
+def test_those_that_wait_take_no_turn_from_the_one_that_decodes(served: tuple[MediaRequests, Jobs]) -> None:
+    """Threads of requests compute in turns, here one at a time; one that waits for a job gives its turn away."""
+    part, jobs = served
+    jobs.held.clear()
+    turns, started = WaitingPool(1, "requests"), threading.Semaphore(0)
+
+    def request() -> None:
+        current_work.set(Work(turns))
+        started.release()
+        place(part, b"a")
+
+    running = [turns.submit(request) for _ in range(4)]
+    assert all(started.acquire(timeout=10) for _ in running)
+    jobs.held.set()
+    for one in running:
+        one.result(10)
+    assert jobs.decoded == [b"a"]
+    turns.shutdown()
 
 
 def test_one_that_is_refused_does_not_fail_others(served: tuple[MediaRequests, Jobs]) -> None:

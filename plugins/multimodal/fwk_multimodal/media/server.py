@@ -182,9 +182,9 @@ class MediaRequests(ServerPart, MediaReading):
             for digest, preparing in own.items():
                 if not preparing.is_done.is_set():
                     self._prepared.publish(digest, None)
-        for digest, preparing in (own | others).items():
-            if (found := preparing.wait()) is not None:
-                known[digest] = found
+        with self.context.jobs.waiting():
+            made = {digest: preparing.wait() for digest, preparing in (own | others).items()}
+        known |= {digest: found for digest, found in made.items() if found is not None}
         return self._placed(token_ids, items, digests, known)
 
     def _placed(
