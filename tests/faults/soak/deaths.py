@@ -43,7 +43,7 @@ COMMON = (
 FAILED = (aiohttp.ClientError, ConnectionError, asyncio.IncompleteReadError, TimeoutError)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return free.getsockname()[1]
@@ -52,10 +52,10 @@ def _free_port() -> int:
 class Place:
     """A server that comes back at its own address, with its own files, after its API process was killed."""
 
-    def __init__(self, name: str, model: Path, folder: Path, *flags: str) -> None:
+    def __init__(self, name: str, model: Path, folder: Path, *flags: str, port: int = 0) -> None:
         self.name = name
         self._model = model
-        self._flags = (*COMMON, "--port", str(_free_port()), "--files-dir", str(folder / name), *flags)
+        self._flags = (*COMMON, "--port", str(port or free_port()), "--files-dir", str(folder / name), *flags)
         self.num_deaths = 0
         self.is_hurt = False
         self.server = self._new()
