@@ -12,6 +12,9 @@ from starlette.types import Scope
 
 from fwk_http.keys import Keys
 
+_BY_PATH = ("starlette.routing", "fastapi.routing")
+"""Where routes' ``matches`` are that look at path and method alone; others may look at headers."""
+
 
 class Access(Enum):
     """Whom a route is for."""
@@ -89,7 +92,7 @@ class Guard:
         is_plain = not key[-1]
         for route in self._routes:
             match, _ = route.matches(scope)
-            is_plain = is_plain and isinstance(route, Route)  # others may look at more than path and method
+            is_plain = is_plain and isinstance(route, Route) and type(route).matches.__module__ in _BY_PATH
             if match is Match.FULL:
                 access = self._access.get(id(route), Access.USER)
                 if is_plain and getattr(route, "path", None) == scope["path"]:
