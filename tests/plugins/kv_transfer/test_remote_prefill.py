@@ -9,6 +9,7 @@ server that is not told that its blocks are not wanted, a fetch that ends with t
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,7 +33,7 @@ from fwk.interfaces.lora import AdapterInfo
 from fwk.types import Request, TokenEvent
 from fwk_kv_transfer._common import signed
 from fwk_kv_transfer._common.wire import Wire
-from fwk_kv_transfer.remote_prefill import KVSource
+from fwk_kv_transfer.remote_prefill import KVSource, engine
 from fwk_kv_transfer.remote_prefill.worker import KVExchange
 
 PAGE = 4
@@ -185,7 +186,10 @@ def test_workers_are_asked_as_seldom_as_wanted(tiny_folder: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("index", [0, None])
-def test_a_client_that_leaves_frees_its_blocks_once_nothing_writes_them(both: Both, index: int | None) -> None:
+def test_a_client_that_leaves_frees_its_blocks_once_nothing_writes_them(
+    both: Both, index: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "DECLINE_SECONDS", 0.1)
     _, pair = both
     listener, address = deaf()
     with listener:
@@ -212,6 +216,28 @@ def test_a_client_that_leaves_before_its_turn(both: Both) -> None:
     assert pair.prefill.stats().num_held_blocks == 5
     pair.decode.abort("a")
     pair.settle()
+    pair.check()
+
+
+def test_a_client_that_leaves_before_the_other_side_has_heard_of_its_fetch(
+    both: Both, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fetch is called off before it has a connection; the prefill server learns of that all the same."""
+    _, pair = both
+    go, connect = threading.Event(), signed.SignedTransfer._connect
+
+    def late(self: Any, *args: Any) -> Any:
+        assert go.wait(10)
+        return connect(self, *args)
+
+    monkeypatch.setattr(signed.SignedTransfer, "_connect", late)
+    pair.ask(request(prompt(1, 20)))
+    pair.decode.step()
+    assert counts(pair.decode).num_kv_fetching == 1
+    pair.decode.abort("a")
+    go.set()
+    limit = time.monotonic() + 30
+    pair.settle(lambda: time.monotonic() > limit)
     pair.check()
 
 

@@ -25,6 +25,9 @@ log = logging.getLogger(__name__)
 MAX_FETCHES = 32
 """Prompts fetched at once; those behind them wait for their turn."""
 
+DECLINE_SECONDS = 5.0
+"""For another server to hear that its blocks are not wanted; one that does not keeps them until its deadline."""
+
 WAIT_SECONDS = 0.001
 
 
@@ -257,7 +260,7 @@ class KVFetches(Transfers):
         """Tell the other side that its blocks are not wanted, so that it need not keep them."""
         fetch.is_over = True
         self._under_way[fetch.source.key] = None
-        left = max(fetch.deadline - self._now(), 1.0)
+        left = min(max(fetch.deadline - self._now(), 1.0), DECLINE_SECONDS)
         self._call("receive", fetch.source.addresses, fetch.source.key, [], [], left)
 
     def _take(self, ended: _Ended) -> None:
@@ -272,8 +275,10 @@ class KVFetches(Transfers):
             self._trouble = None
         else:
             self._counts.kv_transfer_failures += 1
-            if fetch.waiting:  # else it was called off
+            if fetch.waiting:
                 self._trouble = (
                     f"K/V of a prompt did not come from the prefill server, it is computed here: {ended.error}"
                 )
                 log.warning("%s", self._trouble)
+            else:  # called off, perhaps before the other side had heard of it
+                self._decline(fetch)
