@@ -216,16 +216,16 @@ class EngineClient(Engine):
         finally:
             self._answers.pop(message.number, None)
 
-    def _take_answer(
-        self, number: int, result: Any, error: str | None, param: str | None, kind: type[PluginFault] | None = None
-    ) -> None:
-        waiting = self._answers.get(number)
+    def _take_answer(self, answer: WorkersAnswer) -> None:
+        waiting = self._answers.get(answer.number)
         if waiting is None or waiting.done():
             return
-        if error is None:
-            waiting.set_result(result)
+        if answer.error is None:
+            waiting.set_result(answer.results)
+        elif answer.is_fault:
+            waiting.set_exception(PluginFault(answer.error))
         else:
-            waiting.set_exception(InvalidRequest(error, param) if kind is None else kind(error))
+            waiting.set_exception(InvalidRequest(answer.error, answer.param))
 
     async def close(self) -> None:
         """Stop the engine process: asked first, then killed."""
@@ -294,9 +294,9 @@ class EngineClient(Engine):
             case Pong(_, stats):
                 self._last_pong = time.monotonic()
                 self._note(stats)
-            case WorkersAnswer(number, results, error, param, is_fault):
+            case WorkersAnswer():
                 self._last_pong = time.monotonic()
-                self._take_answer(number, results, error, param, PluginFault if is_fault else None)
+                self._take_answer(message)
             case EngineReady():
                 self._last_pong = time.monotonic()
                 if self._ready is not None and not self._ready.done():
