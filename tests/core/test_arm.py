@@ -1,6 +1,7 @@
-"""Kernels for ARM: cross-compiled, and run by an emulator against the same program on this machine.
+"""Programs of kernels against plain loops: on this machine, and for ARM, cross-compiled and run by an emulator.
 
-Needs Debian's g++-aarch64-linux-gnu and qemu-user; skipped without. No test here says how fast they are.
+What is for ARM needs Debian's g++-aarch64-linux-gnu and qemu-user, and is skipped without. No test here says how fast
+they are.
 """
 
 from __future__ import annotations
@@ -25,12 +26,11 @@ SYSROOT = "/usr/aarch64-linux-gnu"
 SOURCES = sorted([*(ROOT / "core").rglob("*.cpp"), *(ROOT / "plugins").rglob("*.cpp")])
 MISSING = [name for name in (CROSS, EMULATOR) if shutil.which(name) is None]
 
-pytestmark = [
-    pytest.mark.sweep,
-    pytest.mark.skipif(
-        bool(MISSING), reason=f"not installed: {', '.join(MISSING)} (apt-get install g++-aarch64-linux-gnu qemu-user)"
-    ),
-]
+pytestmark = pytest.mark.sweep
+needs_arm = pytest.mark.skipif(
+    bool(MISSING), reason=f"not installed: {', '.join(MISSING)} (apt-get install g++-aarch64-linux-gnu qemu-user)"
+)
+needs_compiler = pytest.mark.skipif(compiler.find() is None, reason="no C++ compiler")
 
 
 def build(command: list[str], name: str, target: Path) -> Path:
@@ -72,18 +72,26 @@ def name(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
+def run(command: list[str]) -> list[tuple[str, float, list[float]]]:
+    return results(subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout)
+
+
 @pytest.fixture(scope="module")
 def emulated(name: str, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, float, list[float]]]:
-    program = build([CROSS], name, tmp_path_factory.mktemp("arm") / name)
-    done = subprocess.run(
-        [EMULATOR, "-L", SYSROOT, str(program)], capture_output=True, text=True, check=True, timeout=300
-    )
-    return results(done.stdout)
+    return run([EMULATOR, "-L", SYSROOT, str(build([CROSS], name, tmp_path_factory.mktemp("arm") / name))])
 
 
-def test_it_computes_what_plain_loops_do(name: str, emulated: list[tuple[str, float, list[float]]]) -> None:
+@pytest.fixture(scope="module")
+def here(name: str, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, float, list[float]]]:
+    return run([str(build(list(compiler.find() or ()), name, tmp_path_factory.mktemp("here") / name))])
+
+
+@pytest.mark.parametrize(
+    "where", [pytest.param("here", marks=needs_compiler), pytest.param("emulated", marks=needs_arm)]
+)
+def test_it_computes_what_plain_loops_do(name: str, where: str, request: pytest.FixtureRequest) -> None:
     checked = 0
-    for before, (what, tolerance, numbers) in itertools.pairwise(emulated):
+    for before, (what, tolerance, numbers) in itertools.pairwise(request.getfixturevalue(where)):
         if what.startswith("reference"):
             assert what == f"reference {before[0]}"
             assert are_close(before[2], numbers, tolerance), what
@@ -91,18 +99,17 @@ def test_it_computes_what_plain_loops_do(name: str, emulated: list[tuple[str, fl
     assert checked == PROGRAMS[name]
 
 
-@pytest.mark.skipif(compiler.find() is None, reason="no C++ compiler")
+@needs_arm
+@needs_compiler
 def test_it_computes_what_this_machine_does(
-    name: str, emulated: list[tuple[str, float, list[float]]], tmp_path: Path
+    here: list[tuple[str, float, list[float]]], emulated: list[tuple[str, float, list[float]]]
 ) -> None:
-    program = build(list(compiler.find() or ()), name, tmp_path / name)
-    done = subprocess.run([str(program)], capture_output=True, text=True, check=True, timeout=120)
-    here = results(done.stdout)
     assert [what for what, _, _ in here] == [what for what, _, _ in emulated]
     for (what, tolerance, ours), (_, _, theirs) in zip(here, emulated, strict=True):
         assert are_close(ours, theirs, tolerance), what
 
 
+@needs_arm
 @pytest.mark.parametrize("source", SOURCES, ids=[source.stem for source in SOURCES])
 def test_every_kernel_is_compiled(source: Path, tmp_path: Path) -> None:
     command = [CROSS, *COMMON_FLAGS, f"-I{INCLUDE}", "-shared", str(source), "-o", str(tmp_path / "kernel.so")]

@@ -36,7 +36,7 @@ namespace packing {
 #include "quant/fwk_quant/_linear_cpu/packing.cpp"
 }
 namespace checksums {
-#include "checksum.cpp"
+#include "features/fwk_features/weights_cache/checksum.cpp"
 }
 #include "quant/fwk_quant/_linear_cpu/floats.cpp"
 #include "thread_pool.cpp"

@@ -92,10 +92,10 @@ void attention_of(const char* name, fwk::Operator op, int64_t number_bytes, bool
         std::vector<Task> tasks(256);
         Answer answer;
         plan_attention(&question, members.data(), tasks.data(), &answer);
-        std::vector<float> parts(answer.num_parts * kv_heads * answer.part_rows * (size + 2) + 1);
+        std::vector<float> parts(answer.num_parts * kv_heads * answer.part_rows * (size + fwk::W + 1) + 1);
         std::vector<int32_t> finished(answer.num_parts * kv_heads + 1);
         const Plan plan{members.data(), tasks.data(), slots.data(), table, nullptr, nullptr, parts.data(), finished.data(),
-                        width, 0, answer.num_tasks, int64_t(slots.size()), answer.part_rows};
+                        width, 0, answer.num_tasks, int64_t(slots.size()), answer.part_rows, question.range};
         out.assign(slots.size() * heads * size, T());
         run(op, Attend{step_q.data(), heads * size, step_k.data(), kv_heads * size, step_v.data(), kv_heads * size, cache,
                        out.data(), &layer, &plan});
