@@ -32,6 +32,7 @@ STEPS: dict[str, tuple[Sequence[int], Sequence[int]]] = {
     "decode, 1 x 128": ([128], [1]),
     "decode, 1 x 1024": ([1024], [1]),
     "decode, 1 x 4096": ([4096], [1]),
+    "decode, 1 x 7900": ([7900], [1]),
     "decode, 8 x 1024": ([1024] * 8, [1] * 8),
     "decode, 32 x 128": ([128] * 32, [1] * 32),
     "decode, 32 x 16 to 512": (list(range(16, 528, 16)), [1] * 32),

@@ -97,8 +97,8 @@ CASES = {
     "window that begins with a tile": Case([311], [20], window=200),
     "shared prefix": Case([530, 700, 513, 900], [1, 3, 1, 2], shared=512),
     "shared prefix, tree": Case([600, 530], [4, 3], parents=[[-1, 0, 0, 1], [-1, 0, 0]], shared=512),
-    "int8": Case([0, 33, 700], [20, 1, 3], kv_dtype="int8"),
-    "fp8": Case([0, 33, 700], [20, 1, 3], kv_dtype="fp8_e4m3"),
+    "int8": Case([0, 34, 700, 2], [20, 1, 3, 1], kv_dtype="int8"),
+    "fp8": Case([0, 34, 700, 2], [20, 1, 3, 1], kv_dtype="fp8_e4m3"),
     "int8 in rows": Case([0, 300], [20, 1], size=13, block_size=7, kv_dtype="int8"),
 }
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.02}
@@ -247,10 +247,16 @@ def test_what_a_block_held_before_changes_no_bit(
 
 
 def in_chunks(
-    name: str, dtype: torch.dtype, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cuts: list[int]
+    name: str,
+    dtype: torch.dtype,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cuts: list[int],
+    kv_dtype: str = "auto",
 ) -> torch.Tensor:
     """What the tokens of one sequence get when they come in chunks of so many."""
-    backend = build(name, dtype)
+    backend = build(name, dtype, kv_dtype=kv_dtype)
     layer = AttentionLayer(0, q.shape[1], k.shape[1], q.shape[2], q.shape[2] ** -0.5)
     form = backend.block_format(layer.kv_spec)
     blocks = list(range(len(q) // 16 + 1))
@@ -259,17 +265,20 @@ def in_chunks(
     for past, end in itertools.pairwise(itertools.accumulate(cuts, initial=0)):
         batch = make_batch([past], [end - past], [blocks])
         batch.plan = backend.plan(batch, [layer])
-        parts.append(backend.forward(*(x[past:end].to(form.dtype) for x in (q, k, v)), layer, batch))
+        parts.append(backend.forward(*(x[past:end].to(dtype) for x in (q, k, v)), layer, batch))
     return torch.cat(parts)
 
 
-@pytest.mark.parametrize("isa", [native.isas()[-1], native.EMULATED_AMX])
-def test_a_token_is_the_same_alone_and_in_a_chunk(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8", "fp8_e4m3"])
+@pytest.mark.parametrize("isa", isa_params(native.EMULATED_AMX))
+def test_a_token_is_the_same_alone_and_in_a_chunk(isa: str, kv_dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """To the bit, whatever the number of rows that are multiplied together, in several tiles of keys."""
     monkeypatch.setenv(native.ISA_VARIABLE, isa)
     random = torch.Generator().manual_seed(3)
     q, k, v = (torch.randn(200, heads, 32, generator=random).bfloat16() for heads in (6, 2, 2))
-    outcomes = [in_chunks("cpu", torch.bfloat16, q, k, v, cuts) for cuts in ([200], [7, 1, 192], [133, 66, 1])]
+    outcomes = [
+        in_chunks("cpu", torch.bfloat16, q, k, v, cuts, kv_dtype) for cuts in ([200], [7, 1, 192], [132, 67, 1])
+    ]
     assert torch.equal(outcomes[0], outcomes[1])
     assert torch.equal(outcomes[0], outcomes[2])
 

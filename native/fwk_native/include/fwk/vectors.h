@@ -91,6 +91,8 @@ inline vi load(const int32_t* p) { return *(const vi*)p; }
 inline vf load(const uint16_t* p) {
 #ifdef __AVX512F__  // compilers convert in halves
     return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)*(const vh*)p), 16);
+#elif defined(__AVX2__)
+    return (vf)_mm256_slli_epi32(_mm256_cvtepu16_epi32((__m128i)*(const vh*)p), 16);
 #else
     return (vf)(__builtin_convertvector(*(const vh*)p, vu) << 16);
 #endif
@@ -151,13 +153,17 @@ inline vf from_half(const uint16_t* p) {
 #endif
 }
 
-#if defined(__AVX2__) && !defined(__AVX512F__)  // compilers convert vectors of 8 bytes one by one
+#if defined(__AVX512F__)  // compilers convert vectors of bytes one by one
+inline vf from_bytes(const uint8_t* p) { return as_float((vi)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p))); }
+inline vi integers(const int8_t* p) { return (vi)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)); }
+#elif defined(__AVX2__)
 inline vf from_bytes(const uint8_t* p) { return as_float((vi)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p))); }
-inline vf from_bytes(const int8_t* p) { return as_float((vi)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p))); }
+inline vi integers(const int8_t* p) { return (vi)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)); }
 #else
 inline vf from_bytes(const uint8_t* p) { return as_float(__builtin_convertvector(*(const vub*)p, vi)); }
-inline vf from_bytes(const int8_t* p) { return as_float(__builtin_convertvector(*(const vb*)p, vi)); }
+inline vi integers(const int8_t* p) { return __builtin_convertvector(*(const vb*)p, vi); }
 #endif
+inline vf from_bytes(const int8_t* p) { return as_float(integers(p)); }
 
 // Partial vectors: load the first n < W numbers and zero the others; store the first n.
 template <class T>

@@ -168,18 +168,27 @@ struct Step {
     }
 
     void tile(Work& work, int start) const {
+        if constexpr (!IS_DIRECT)
+            if (layer.is_tiled && work.rows <= ROWS) return tile_of<Stored<S, N>>(work, start);  // each is read by one product
+        tile_of<int32_t>(work, start);
+    }
+
+    // E: words, in place or repacked; or what is stored, of which products make the same words.
+    template <class E>
+    void tile_of(Work& work, int start) const {
+        constexpr bool IS_STORED = sizeof(E) < 4, IS_THERE = IS_DIRECT || IS_STORED;
         const int count = tile_end(work.task, start) - start, columns = computed(count);
         const int64_t head = work.head;
         const int32_t* table = plan.table + work.members->seq * plan.table_width;
-        const int32_t *keys[MAX_KEYS / W], *next_keys[MAX_KEYS / W];
-        Values values[MAX_KEYS / GROUP + 1];
-        const int key_stride = layer.is_tiled && IS_DIRECT ? int(layer.block_size) : GROUP;
+        const E *keys[MAX_KEYS / W], *next_keys[MAX_KEYS / W];
+        Values<E> values[MAX_KEYS / GROUP + 1];
+        const int key_stride = layer.is_tiled && IS_THERE ? int(layer.block_size) : GROUP;
         int num_values = 0;
         for (int g = 0; g < columns / GROUP; g++) {
             const int64_t place = start + g * GROUP;
             const int present = std::min(GROUP, count - g * GROUP);
-            const int32_t *k = work.keys + g * GROUP * words, *v = work.values + g * GROUP / N * wide;
-            const int32_t *next_k = k, *next_v = v;
+            int32_t *const made_k = work.keys + g * GROUP * words, *const made_v = work.values + g * GROUP / N * wide;
+            const E *k = (const E*)made_k, *v = (const E*)made_v, *next_k = k, *next_v = v;
             if (!layer.is_tiled) {
                 pack_rows(work, table, place, present, g);
             } else {
@@ -190,34 +199,35 @@ struct Step {
                     memcpy(work.value_scales + g * GROUP, cache.scales(from_v) + offset * 4, GROUP * 4);
                 }
                 S* const next = next_of(work, start + count + g * GROUP);
-                if constexpr (IS_DIRECT) {
-                    k = (const int32_t*)from_k + offset;
-                    v = (const int32_t*)from_v + offset / N * size;
-                    next_k = (const int32_t*)next + offset;
-                    next_v = (const int32_t*)(next + cache.half) + offset / N * size;
+                if constexpr (IS_THERE) {
+                    k = (const E*)from_k + offset;
+                    v = (const E*)from_v + offset / N * size;
+                    next_k = (const E*)next + offset;
+                    next_v = (const E*)(next + cache.half) + offset / N * size;
                 } else {
                     for (int w = 0; w < words; w++) {
                         const int64_t at = (w * layer.block_size + offset) * N;
                         fetch(next + at);
                         fetch(next + cache.half + offset * size + w * GROUP * N);
-                        P::words(from_k + at, (int32_t*)k + w * GROUP, GROUP);
+                        P::words(from_k + at, made_k + w * GROUP, GROUP);
                     }
-                    P::words(from_v + offset * size, (int32_t*)v, GROUP / N * size);
+                    P::words(from_v + offset * size, made_v, GROUP / N * size);
                 }
             }
             for (int i = 0; i < GROUP / W; i++) {
                 keys[g * (GROUP / W) + i] = k + i * W;
                 next_keys[g * (GROUP / W) + i] = next_k + i * W;
             }
-            if (present >= N) values[num_values++] = {v, next_v, present / N};
-            if (present % N) {  // zero the unused half of the last words
-                const int32_t* from = v + present / N * wide;
-                int32_t* to = work.last;
-                for (int i = 0; i < wide; i++) to[i] = from[i] & 0xffff;
+            const int rows = (present + (IS_STORED ? N - 1 : 0)) / N;  // what is stored is finite where no key is
+            if (rows) values[num_values++] = {v, next_v, rows};
+            if constexpr (N > 1 && !IS_STORED) {
+                if (present % N == 0) continue;  // else zero the unused half of the last words
+                const E* from = v + present / N * wide;
+                for (int i = 0; i < wide; i++) work.last[i] = from[i] & 0xffff;
                 values[num_values++] = {work.last, work.last, 1};
             }
         }
-        const Columns all{keys, next_keys, key_stride};
+        const Columns<E> all{keys, next_keys, key_stride};
         const bool is_first = start == work.first_key;
         const bool is_usual = count == KEYS && is_whole(work, start, count, 0);
         if (!is_usual || !softmax_in_registers(work, all, is_first)) {
@@ -272,7 +282,7 @@ struct Step {
         auto fetch_keys = [&](int g, int piece) { next_keys.fetch(g, piece, groups); };
         auto fetch_none = [](int, int) {};
         const int stride = find_keys(work, keys, groups, operands, fetch_values);
-        const Columns columns{operands, nullptr, stride};
+        const Columns<int32_t> columns{operands, nullptr, stride};
         if constexpr (IS_QUANTISED<S>) copy_scales(work, keys, values);
         if (!is_single) pack_values(work, values, count, fetch_keys);
         for (int row = 0; row < work.rows; row += Blocks<P>::ROWS) {
@@ -363,10 +373,10 @@ struct Step {
         return cache.at(table[place / layer.block_size], head, false);
     }
 
-    template <int C>
-    void score_columns(Work& work, const Columns& keys, int num_vectors, int& column) const {
+    template <int C, class E>
+    void score_columns(Work& work, const Columns<E>& keys, int num_vectors, int& column) const {
         for (; column + C <= num_vectors; column += C) {
-            const Columns some{keys.at + column, keys.next + column, keys.stride};
+            const Columns<E> some{keys.at + column, keys.next + column, keys.stride};
             score_rows<P, C>(work.rows, work.queries, words, some, words, [&](int row, const vf (&sums)[C]) {
                 for (int i = 0; i < C; i++) store(work.scores + row * MAX_KEYS + (column + i) * W, sums[i]);
             });
@@ -375,11 +385,12 @@ struct Step {
 
     // Online softmax of a tile without masked keys, while its scores are in registers; the same result as `online_softmax`.
     // Returns false, having changed nothing, if a row may need another reference.
-    bool softmax_in_registers(Work& work, const Columns& keys, bool is_first) const {
+    template <class E>
+    bool softmax_in_registers(Work& work, const Columns<E>& keys, bool is_first) const {
         const float scale = layer.scale * LOG2_E;
         vf lane_max = splat(MINUS_INF), lane_min = splat(1.0f);
         for (int column = 0; column < KEYS / W; column += COLS) {
-            const Columns some{keys.at + column, keys.next + column, keys.stride};
+            const Columns<E> some{keys.at + column, keys.next + column, keys.stride};
             auto put = [=, &lane_max, &lane_min, &work](int row, const vf (&sums)[COLS]) {
                 const float reference = is_first ? 0 : work.range.references[row];
                 vf total = column ? load(work.tile_sum + row * W) : vf{};
@@ -406,9 +417,9 @@ struct Step {
         return true;
     }
 
-    template <int C>
-    void accumulate_pv_columns(Work& work, const Values* values, int num_values, int at, bool is_first) const {
-        Values part[MAX_KEYS / GROUP + 1];
+    template <int C, class E>
+    void accumulate_pv_columns(Work& work, const Values<E>* values, int num_values, int at, bool is_first) const {
+        Values<E> part[MAX_KEYS / GROUP + 1];
         for (int i = 0; i < num_values; i++) part[i] = {values[i].at + at, values[i].next + at, values[i].rows};
         accumulate_pv_rows<P, C>(work.rows, work.weights, part, num_values, wide, work.range.sums + at, wide, is_first);
     }

@@ -34,7 +34,7 @@ struct Blocks<Pairs> {
     // S[rows, groups * GROUP] = A[rows, words] K. prefetch(group, piece): prefetch part of the next
     // operands.
     template <class F>
-    static void score(int rows, const int32_t* a, int words, const Columns& keys, int groups, float* s,
+    static void score(int rows, const int32_t* a, int words, const Columns<int32_t>& keys, int groups, float* s,
                       const F& prefetch) {
         const int step = step_of(words);
         if (rows <= tiles::SIDE) {
@@ -97,7 +97,7 @@ struct Blocks<Pairs> {
     }
 
     template <int N, class F>
-    static void score_strip(const int32_t* a, int words, int step, const Columns& keys, int first, float* s,
+    static void score_strip(const int32_t* a, int words, int step, const Columns<int32_t>& keys, int first, float* s,
                           const F& prefetch) {
         tiles::zero_strip<N>();
         tiles::strip_steps<tiles::Pairs, N, false>(

@@ -10,7 +10,8 @@
 namespace {
 
 using namespace fwk;
-using fwk::to_float;  // overloaded below
+using fwk::load;  // overloaded below, as is the next
+using fwk::to_float;
 
 constexpr float MINUS_INF = -std::numeric_limits<float>::infinity();
 constexpr float LOG2_E = 1.44269504088896341f;
@@ -87,6 +88,11 @@ struct Fp8 {  // e4m3 without infinities
         return {uint8_t((size < 0.015625f ? small - zero : normal) | sign >> 24 & 0x80)};
     }
 };
+inline vf load(const Int8* from) { return from_bytes((const int8_t*)from); }
+inline vf load(const Fp8* from) {
+    const vi x = integers((const int8_t*)from);             // the sign is spread over the upper bits
+    return (vf)(x << 20 & int32_t(0x87f00000)) * 0x1p120f;  // as below
+}
 inline float to_float(Fp8 x) {
     const uint32_t bits = uint32_t(x.bits & 0x80) << 24 | uint32_t(x.bits & 0x7f) << 20;
     float y;
@@ -96,18 +102,28 @@ inline float to_float(Fp8 x) {
 
 template <class S> constexpr bool IS_QUANTISED = sizeof(S) == 1;
 
+// Numbers of the cache of which products make a word when they read them.
+template <class S, int N>
+struct Stored {
+    S numbers[N];
+};
+
 struct Floats {  // one number a word
     static inline vf step(vf sum, float a, const int32_t* b) { return sum + a * load((const float*)b); }
+    template <class S>
+    static inline vf step(vf sum, float a, const Stored<S, 1>* b) { return sum + a * load(b->numbers); }
     static inline float word(const int32_t* a) { float x; memcpy(&x, a, 4); return x; }
     static constexpr int PER_WORD = 1;
     // W numbers, f(i), to words.
     template <class F>
     static void pack(int32_t* to, int i, int, F f) { store((float*)to, f(i)); }
-    // n numbers to n words.
+    // n numbers to n words. By vectors in so many words: compilers ask whether both overlap, and n may be what they count in.
     template <class S>
     static void words(const S* from, int32_t* to, int n) {
         float* out = (float*)to;
-        for (int i = 0; i < n; i++) out[i] = to_float(from[i]);
+        int i = 0;
+        for (; i + W <= n; i += W) store(out + i, load(from + i));
+        for (; i < n; i++) out[i] = to_float(from[i]);
     }
 };
 
@@ -115,6 +131,10 @@ struct Floats {  // one number a word
 struct Pairs {  // two bfloat16 a word
     static inline vf step(vf sum, __m512bh a, const int32_t* b) {
         return (vf)_mm512_dpbf16_ps((__m512)sum, a, (__m512bh)_mm512_loadu_si512(b));
+    }
+    template <class S>
+    static inline vf step(vf sum, __m512bh a, const Stored<S, 2>* b) {
+        return (vf)_mm512_dpbf16_ps((__m512)sum, a, sixteen_words(b->numbers));
     }
     static inline __m512bh word(const int32_t* a) { return (__m512bh)_mm512_set1_epi32(*a); }
     static constexpr int PER_WORD = 2;
@@ -136,9 +156,11 @@ struct Pairs {  // two bfloat16 a word
     }
     // 2 n quantised numbers, n a multiple of 16, to n words: bfloat16 holds all of them exactly.
     template <class S>
+    static inline __m512bh sixteen_words(const S* from) { return _mm512_cvtne2ps_pbh(floats(from + 16), floats(from)); }
+    template <class S>
     static void words(const S* from, int32_t* to, int n) {
         for (int i = 0; i < n; i += 16) {
-            const __m512bh x = _mm512_cvtne2ps_pbh(floats(from + 2 * i + 16), floats(from + 2 * i));
+            const __m512bh x = sixteen_words(from + 2 * i);
             memcpy(to + i, &x, 64);
         }
     }

@@ -13,17 +13,19 @@ constexpr int COLS = W == 16 ? 4 : 2;  // vectors of a product's row kept in reg
 // Rows that prefetch the next tile, redundantly: the memory system drops prefetches it has no slot for.
 constexpr int PREFETCH_ROWS = 24;
 
+// E below: int32_t, a word; or Stored, what products make one of.
+template <class E>
 struct Columns {  // vectors of columns of K
-    const int32_t* const* at;    // where each starts
-    const int32_t* const* next;  // the same of the tile that comes next
-    int stride;                  // words from row to row
+    const E* const* at;    // where each starts
+    const E* const* next;  // the same of the tile that comes next
+    int stride;            // words from row to row
 };
 
 inline void fetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 // put(row, C vectors) for each row of A[R, words] K. Not inlined, to avoid register spills in the loop.
-template <class P, int R, int C, class F>
-__attribute__((noinline)) void score(int row, const int32_t* a, int lda, Columns keys, int words, F put) {
+template <class P, int R, int C, class E, class F>
+__attribute__((noinline)) void score(int row, const int32_t* a, int lda, Columns<E> keys, int words, F put) {
     vf sum[R][C];
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++)
@@ -46,21 +48,22 @@ __attribute__((noinline)) void score(int row, const int32_t* a, int lda, Columns
     for (int r = 0; r < R; r++) put(row + r, sum[r]);
 }
 
-template <class P, int C, class F, int R = ROWS>
-void score_rows(int rows, const int32_t* a, int lda, Columns keys, int words, F put, int row = 0) {
+template <class P, int C, class E, class F, int R = ROWS>
+void score_rows(int rows, const int32_t* a, int lda, Columns<E> keys, int words, F put, int row = 0) {
     for (; row + R <= rows; row += R) score<P, R, C>(row, a + row * lda, lda, keys, words, put);
     if constexpr (R > 1)
-        if (row < rows) score_rows<P, C, F, R - 1>(rows, a, lda, keys, words, put, row);
+        if (row < rows) score_rows<P, C, E, F, R - 1>(rows, a, lda, keys, words, put, row);
 }
 
+template <class E>
 struct Values {  // some rows of words of V, one after another, and the same of the tile that comes next
-    const int32_t *at, *next;
+    const E *at, *next;
     int rows;
 };
 
 // O[R, C * W] += weights[R, ...] V; for the first tile O is not read.
-template <class P, int R, int C>
-void accumulate_pv(int row, const int32_t* weights, const Values* values, int num_values, int ldv, float* o, int ldo,
+template <class P, int R, int C, class E>
+void accumulate_pv(int row, const int32_t* weights, const Values<E>* values, int num_values, int ldv, float* o, int ldo,
            bool is_first) {
     const bool prefetches = R < ROWS || row < PREFETCH_ROWS;
     vf sum[R][C];
@@ -69,7 +72,7 @@ void accumulate_pv(int row, const int32_t* weights, const Values* values, int nu
 #pragma GCC unroll 8
         for (int i = 0; i < C; i++) sum[r][i] = is_first ? vf{} : load(o + r * ldo + i * W);
     for (; num_values--; values++) {
-        const int32_t *b = values->at, *next = values->next;
+        const E *b = values->at, *next = values->next;
         for (int k = 0; k < values->rows; k++, b += ldv, next += ldv, weights++) {
 #pragma GCC unroll 8
             for (int i = 0; i < C && prefetches; i++) fetch(next + i * W);
@@ -87,15 +90,15 @@ void accumulate_pv(int row, const int32_t* weights, const Values* values, int nu
         for (int i = 0; i < C; i++) store(o + r * ldo + i * W, sum[r][i]);
 }
 
-template <class P, int C, int R = ROWS>
-void accumulate_pv_rows(int rows, const int32_t* weights, const Values* values, int num_values, int ldv, float* o, int ldo,
+template <class P, int C, class E, int R = ROWS>
+void accumulate_pv_rows(int rows, const int32_t* weights, const Values<E>* values, int num_values, int ldv, float* o, int ldo,
                 bool is_first, int row = 0) {
     for (; row + R <= rows; row += R) {
         const int32_t* own = weights + row * (TILE / P::PER_WORD);
         accumulate_pv<P, R, C>(row, own, values, num_values, ldv, o + row * ldo, ldo, is_first);
     }
     if constexpr (R > 1)
-        if (row < rows) accumulate_pv_rows<P, C, R - 1>(rows, weights, values, num_values, ldv, o, ldo, is_first, row);
+        if (row < rows) accumulate_pv_rows<P, C, E, R - 1>(rows, weights, values, num_values, ldv, o, ldo, is_first, row);
 }
 
 }  // namespace
