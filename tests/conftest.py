@@ -9,6 +9,11 @@ import time
 from collections.abc import Iterator
 from importlib.util import find_spec
 
+# Kernels are built once, into the user's folder for caches; into the checkout's where home cannot be written to.
+if "XDG_CACHE_HOME" not in os.environ and not os.access(os.path.expanduser("~"), os.W_OK):
+    os.environ["XDG_CACHE_HOME"] = os.path.abspath("build/cache")
+    os.environ["TRITON_CACHE_DIR"] = os.path.abspath("build/cache/triton")
+
 # Small models gain nothing from threads, and threads that wait for each other crawl when the machine is busy.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
