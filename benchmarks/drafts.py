@@ -21,7 +21,7 @@ import numpy as np
 
 import fwk
 from fwk import SamplingParams
-from fwk.worker.drafting import drafting
+from fwk_speculative.drafting import drafting
 
 QUESTIONS = (
     "Why is the sky blue?", "What should I pack for a week in the mountains?", "Tell me about the city of Lisbon.",

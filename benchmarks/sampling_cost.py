@@ -17,10 +17,10 @@ import torch
 
 from fwk import SamplingParams
 from fwk.interfaces.sampling import LogitsProcessorSpec, SamplerSpec, SamplingContext
+from fwk.interfaces.step import StepRows
 from fwk.plugins import build, discover, find
 from fwk.types import NewSequence
 from fwk.worker.runner.sequence_table import SequenceTable
-from fwk.worker.runner.step_rows import StepRows
 from fwk.worker.sampling.pipeline import SamplingPipeline, num_finished
 from fwk_native.thread_pool import ThreadPool
 

@@ -45,6 +45,15 @@ class TestStepPlanning(FeatureSuite):
     options: ClassVar[Mapping[str, Any]] = {"prefill_max_requests": 1, "enable_mixed_chunk": False}
 
 
+class TestDrafting(FeatureSuite):
+    """With a decoder; what it drafts for features is in tests/e2e/test_grammar.py."""
+
+    plugin = "drafting"
+
+    def selected(self, item: Any) -> dict[str, Any]:
+        return {"speculative_algorithm": "ngram"}
+
+
 class TestWeightsCache(FeatureSuite):
     """Of weights that nothing packs; packed ones are in tests/plugins/quant."""
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from fwk.types import ScheduledSequence
-from fwk.worker.drafting.acceptance import accepted, count_gained
 from fwk.worker.runner.sequence_table import SequenceTable
+from fwk_speculative.drafting.acceptance import accepted, count_gained
+from fwk_speculative.drafting.running_ahead import settle_chains
 
 
 def chains(seed: int) -> tuple[list[list[int]], list[list[int]]]:
@@ -32,6 +33,6 @@ def test_at_once_is_one_by_one(seed: int, has_states: bool) -> None:
         table.num_computed[:] = np.arange(8) + 4
     for slot, mine, tokens in zip(slots.tolist(), drafts, wanted, strict=True):
         one.finish(ScheduledSequence(slot, 1 + len(mine), True, [], mine), tokens)
-    many.settle_chains(slots, counts + 1, counts, gained, np.concatenate(wanted))
+    settle_chains(many, slots, counts + 1, counts, gained, np.concatenate(wanted))
     for name in ("num_tokens", "num_computed", "token_ids"):
         np.testing.assert_array_equal(getattr(many, name), getattr(one, name), name)

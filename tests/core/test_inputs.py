@@ -13,11 +13,11 @@ import torch
 from fwk.features.worker import WorkerFeatures
 from fwk.interfaces.device import Device, DeviceContext
 from fwk.interfaces.feature import WorkerPart, WorkerPartContext
+from fwk.interfaces.step import StepRows
 from fwk.types import Batch, ForwardBatch, NewSequence, SamplingParams, ScheduledSequence
 from fwk.worker.runner.inputs import InputBuffers
 from fwk.worker.runner.sequence_table import SequenceTable
 from fwk.worker.runner.staging import StagingRing
-from fwk.worker.runner.step_rows import StepRows
 
 BLOCK, NUM_SLOTS, LONGEST = 4, 6, 60
 
@@ -155,7 +155,7 @@ def test_other_inputs_in_between_are_noticed() -> None:
         table.begin(batch)
         inputs.prepare(batch)
         take_in(table, batch)
-    inputs.prepare_one(np.array([1]), np.array([42]), np.array([2]))
+    inputs.fill(np.array([1]), np.array([42]), np.array([2]), np.arange(2), np.array([3]), np.zeros(1, np.int64))
     batch = plans.decode([0, 1])
     table.begin(batch)
     anew = InputBuffers(table, 64, NUM_SLOTS, ring()).prepare(batch)

@@ -16,13 +16,15 @@ from tests.helpers.tiny import save_llama
 import fwk
 from fwk import GrammarRequest, SamplingParams
 from fwk.interfaces.speculative import Drafts, DraftView
+from fwk.interfaces.step import LaunchedStep
 from fwk.types import EngineStats, ScheduledSequence
-from fwk.worker.drafting import draft_ahead
-from fwk.worker.drafting.draft_ahead import ComingDrafts
-from fwk.worker.drafting.draft_tree import DraftTree
-from fwk.worker.drafting.verify import Verifier
-from fwk.worker.runner.in_flight import InFlight, Launched
+from fwk.worker.runner.in_flight import InFlight
 from fwk_kit.testing.serving import TINY
+from fwk_speculative.drafting import draft_ahead
+from fwk_speculative.drafting.draft_ahead import ComingDrafts
+from fwk_speculative.drafting.draft_tree import DraftTree
+from fwk_speculative.drafting.notes import StepNotes
+from fwk_speculative.drafting.verify import Verifier
 from fwk_speculative.ngram.decoder import NgramDecoder
 
 pytestmark = interpreted
@@ -167,14 +169,14 @@ class Trees:
         self, own: Verifier, scheduled: ScheduledSequence, picked: list[int], row: int, tree: DraftTree | None
     ) -> Any:
         result = self._real[0](own, scheduled, picked, row, tree)
-        is_mine = tree is not None and own._table.runs_ahead[scheduled.slot]
-        if is_mine and any(tree.parents.index(tree.parents[node]) != node for node in tree.path):
-            self.detours.append(tree.path)
+        path = tree.path if tree is not None and own._made.has_moved(scheduled.slot) else []
+        if tree is not None and any(tree.parents.index(tree.parents[node]) != node for node in path):
+            self.detours.append(path)
         return result
 
-    def _add(self, own: InFlight, step: Launched) -> Any:
-        others = [pending.step for pending in own._pending]
-        self.num_followed += step.stored is not None and any(other.stored is not None for other in others)
+    def _add(self, own: InFlight, step: LaunchedStep) -> Any:
+        others = [StepNotes.of(pending.step).stored for pending in own._pending]
+        self.num_followed += StepNotes.of(step).stored is not None and any(one is not None for one in others)
         return self._real[1](own, step)
 
 

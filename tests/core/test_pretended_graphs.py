@@ -210,9 +210,9 @@ def test_trees_of_drafts_are_not_replayed(tiny_folder: Path, monkeypatch: pytest
     trees = CHAINED | {"speculative_ngram_max_bfs_breadth": 3}
     real, were_trees = InputBuffers.prepare, list[bool]()
 
-    def prepare(self: InputBuffers, *parts: Any, has_trees: bool = False, **named: Any) -> Any:
-        forward, rows = real(self, *parts, has_trees=has_trees, **named)
-        if has_trees:
+    def prepare(self: InputBuffers, batch: Any, trees: Any = None) -> Any:
+        forward, rows = real(self, batch, trees)
+        if trees is not None:
             were_trees.append(forward.is_static)
         return forward, rows
 

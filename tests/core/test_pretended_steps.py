@@ -15,9 +15,9 @@ import fwk
 from fwk import GrammarRequest, SamplingParams
 from fwk.interfaces.device import NoEvent
 from fwk.types import Request
-from fwk.worker.drafting.part_drafts import PartDrafts
 from fwk.worker.sampling.grammar import GrammarMasks
 from fwk_cache.tiers.store import BlockStore
+from fwk_speculative.drafting.part_drafts import PartDrafts
 
 PROMPTS = [[1, 7, 3, 9] * 9, list(range(40, 75)), [5, 5, 6]]
 OPTIONS: dict[str, Any] = {

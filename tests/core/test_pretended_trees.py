@@ -20,9 +20,9 @@ from fwk import SamplingParams
 from fwk.engine.scheduler import Scheduler
 from fwk.engine.sequence import Status
 from fwk.types import EngineStats
-from fwk.worker.drafting.draft_tree import DraftTree, accepted_in_trees
-from fwk.worker.drafting.drafting import Drafting
 from fwk_loaders.dummy.loader import DummyCheckpoint
+from fwk_speculative.drafting.draft_tree import DraftTree, accepted_in_trees
+from fwk_speculative.drafting.drafting import DecoderDrafting
 
 pytestmark = interpreted
 
@@ -126,14 +126,14 @@ def drafted(monkeypatch: pytest.MonkeyPatch) -> Drafted:
                 found[tuple(sequence.token_ids)] = list(scheduled.draft_token_ids)
         return real(self, step, result)
 
-    moved = Drafting.keep
+    moved = DecoderDrafting.keep
 
-    def keep(self: Drafting, slot: int, path: list[int]) -> None:
-        assert not self._table.runs_ahead[slot], "the device has moved them"
+    def keep(self: DecoderDrafting, slot: int, path: list[int]) -> None:
+        assert not self.ahead.slots[slot], "the device has moved them"
         moved(self, slot, path)
 
     monkeypatch.setattr(Scheduler, "update", update)
-    monkeypatch.setattr(Drafting, "keep", keep)
+    monkeypatch.setattr(DecoderDrafting, "keep", keep)
     return found
 
 

@@ -11,12 +11,13 @@ import torch
 
 from fwk.errors import BlameSequence
 from fwk.interfaces.sampling import LogitsProcessor, LogitsView, Sampler, SamplingContext, SamplingRows
-from fwk.interfaces.speculative import Acceptance
+from fwk.interfaces.step import StepRows
 from fwk.types import NewSequence, SamplingParams
 from fwk.types.sampling import RANGES
 from fwk.worker.runner.sequence_table import SequenceTable
-from fwk.worker.runner.step_rows import StepRows
 from fwk.worker.sampling.pipeline import Place, SamplingPipeline, num_finished
+from fwk_speculative.drafting.acceptance import EXACT
+from fwk_speculative.drafting.drawn import Drawn
 
 NUMBERS = (1.0, 10.0, 100.0)
 CONTEXT = SamplingContext(4, 3, torch.device("cpu"), ())
@@ -114,8 +115,6 @@ def test_rows_that_are_left_keep_what_was_rejected() -> None:
         ({}, 1.0, True),
         ({"late_positions": False}, 1.0, False),
         ({"late_positions": False}, 0.0, True),
-        ({"acceptance": Acceptance(single=0.5)}, 1.0, False),
-        ({"acceptance": Acceptance(single=0.5)}, 0.0, True),
         ({"reads_places": True}, 1.0, False),
         ({"reads_places": True}, 0.0, True),  # it asks nothing
         ({"reads_history": True}, 1.0, False),
@@ -125,12 +124,11 @@ def test_rows_that_are_left_keep_what_was_rejected() -> None:
 def test_a_token_is_chosen_late_only_where_nobody_needs_its_place(
     what: dict[str, Any], temperature: float, is_late: bool
 ) -> None:
-    said = {"late_positions": True, "acceptance": Acceptance(), "reads_places": False, "reads_history": False, **what}
-    late, acceptance = said.pop("late_positions"), said.pop("acceptance")
+    said = {"late_positions": True, "reads_places": False, "reads_history": False, **what}
+    late = said.pop("late_positions")
     table = SequenceTable(3, 32, 4)
     processors = {Place(1, "mine"): type("Mine", (Add,), said)(CONTEXT)}
     made = SamplingPipeline(processors, Recorder(CONTEXT), table, late_positions=late)
-    made.acceptance = acceptance
     new = NewSequence(1, [1, 2], 2, 0, [], SamplingParams(temperature=temperature), 7)
     table.add(new)
     made.add(new)
@@ -166,7 +164,8 @@ def test_where_core_needs_the_processed_logits_all_processors_run() -> None:
     """A draft that its decoder drew is settled by the target's distribution as its processors leave it."""
     made, recorder = pipeline(2, [1.0, 1.0, 1.0])
     rows = rows_of([0, 1])
-    rows.drawn = {(1, 2): (3, torch.tensor([0.0, 0.0, 0.0, 1.0]))}
+    drafts = {(1, 2): (3, torch.tensor([0.0, 0.0, 0.0, 1.0]))}
+    rows.drawn = Drawn(drafts, made._table, torch.from_numpy, EXACT)
     logits = torch.tensor([[0.0, 1.0, 2.0, 3.0]]).repeat(2, 1)
     ran: list[list[int]] = []
     for active in made._last:

@@ -11,6 +11,7 @@ from tests.helpers.ranks import FakeStage
 
 from fwk.config import EngineOptions
 from fwk.interfaces.parallel import Stage
+from fwk.interfaces.step import LaunchedStep
 from fwk.types import Batch, NewSequence, SamplingParams, ScheduledSequence, SequenceResult
 from fwk.worker.runner.sequence_table import SequenceTable
 from fwk.worker.runner.stage_tokens import StageTokens
@@ -75,7 +76,8 @@ class Sampler:
     def __init__(self, table: SequenceTable, picks: list[list[int]]) -> None:
         self._table, self._picks = table, picks
 
-    def sample(self, batch: Batch, *_: Any) -> dict[int, SequenceResult]:
+    def sample(self, step: LaunchedStep) -> dict[int, SequenceResult]:
+        batch = step.batch
         tokens = dict(zip([s.slot for s in batch.sequences], self._picks.pop(0), strict=True))
         for scheduled in batch.sequences:
             self._table.finish(scheduled, [tokens[scheduled.slot]])
@@ -98,7 +100,7 @@ class Line:
         for slot in batch.freed_slots:
             table.num_tokens[slot] = 0
         table.begin(batch)
-        part.sample(batch, None, None, {}, {})  # type: ignore[arg-type]
+        part.sample(LaunchedStep(batch, None, {}))  # type: ignore[arg-type]
 
     def known(self, index: int, slot: int) -> list[int]:
         table = self.tables[index]

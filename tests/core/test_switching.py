@@ -24,6 +24,7 @@ from fwk.interfaces.feature import EnginePartContext, ServerPartContext, WorkerP
 from fwk.interfaces.observer import Observer
 from fwk.interfaces.sampling import LogitsProcessor, LogitsView, Sampler, SamplingContext, SamplingRows
 from fwk.interfaces.schedule import ScheduleContext, SchedulePolicy
+from fwk.interfaces.step import StepRows
 from fwk.plugins import PluginFactory, PluginSet, Resolution, discover
 from fwk.plugins.options import build_config
 from fwk.server.lifecycle import LifecycleManager
@@ -34,7 +35,6 @@ from fwk.server.route_registry import RouteRegistry
 from fwk.server.server_plugins import ServerComponents, ServerPlugins
 from fwk.types import NewSequence, SamplingParams
 from fwk.worker.runner.sequence_table import SequenceTable
-from fwk.worker.runner.step_rows import StepRows
 from fwk.worker.sampling.pipeline import Place, SamplingPipeline
 from fwk_features.plugin_switch.engine import EngineSwitch
 from fwk_features.plugin_switch.server import PluginSwitcher, SwitchOrder

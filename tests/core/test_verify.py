@@ -11,9 +11,9 @@ from tests.helpers.statistics import chi_squared
 
 from fwk.interfaces.sampling import SamplingContext, SamplingRows
 from fwk.interfaces.speculative import Acceptance
-from fwk.worker.drafting.acceptance import EXACT, accepted, rejection_logits, replaces_picks, uniform_draws
-from fwk.worker.drafting.draft_tree import DraftTree
 from fwk_sampling.torch_sampler.sampler import TorchSampler
+from fwk_speculative.drafting.acceptance import EXACT, accepted, rejection_logits, replaces_picks, uniform_draws
+from fwk_speculative.drafting.draft_tree import DraftTree
 
 SAMPLES = 20_000
 

@@ -14,6 +14,7 @@ from fwk.errors import BlameSequence, FwkError, PluginFault, one_line_traceback
 from fwk.features.declared import declared
 from fwk.features.wire import Reader, packed
 from fwk.interfaces.attention import AttentionBackend
+from fwk.interfaces.drafting import DraftingMaker, DraftTarget
 from fwk.interfaces.feature import (
     LoadedModel,
     ModelBuild,
@@ -49,7 +50,7 @@ class WorkerFeatures:
         self._places = {part.context.name: i for i, part in enumerate(self._parts)}
         self._sequences = Reader({part.context.name: part.context.wire.sequence for part in self._parts})
         self._by_bits: dict[int, tuple[WorkerPart, ...]] = {0: ()}
-        self.drafting: dict[int, list[WorkerPart]] = {}
+        self.next_parts: dict[int, list[WorkerPart]] = {}
         """By slot, of sequences that have some: the parts that may know what comes next."""
 
     @property
@@ -85,13 +86,13 @@ class WorkerFeatures:
                         raise
                     raise BlameSequence(new.slot, str(error)) from error
                 begun.append(part)
-        drafting = [part for part in begun if _drafts(part)]
-        if drafting:
-            self.drafting[new.slot] = drafting
+        knowing = [part for part in begun if _drafts(part)]
+        if knowing:
+            self.next_parts[new.slot] = knowing
 
     def forget(self, slot: int, bits: int) -> None:
         """A sequence in which these have a part has left its slot."""
-        self.drafting.pop(slot, None)
+        self.next_parts.pop(slot, None)
         self._forget(self.of(bits), slot)
 
     @staticmethod
@@ -123,6 +124,15 @@ class WorkerFeatures:
     def pieces(self, attention: AttentionBackend) -> StepPieces | None:
         """What replays steps with prompts, of the first that does."""
         return next((found for part in self._parts if (found := part.pieces(attention)) is not None), None)
+
+    @property
+    def verifies_drafts(self) -> bool:
+        """Whether one of them does."""
+        return any(type(part).drafting is not WorkerPart.drafting for part in self._parts)
+
+    def drafting(self, target: DraftTarget) -> DraftingMaker | None:
+        """What verifies drafts, of the first that does."""
+        return next((found for part in self._parts if (found := part.drafting(target)) is not None), None)
 
     def model_context(self, context: ModelContext, build: ModelBuild) -> list[str]:
         """A model is about to be built. Returns what tells apart the weights of those that change them."""

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from fwk.interfaces.drafting import DraftingMaker, DraftTarget
     from fwk.interfaces.graphs import StepPieces
 
 
@@ -232,6 +233,13 @@ class WorkerPart:
 
     def pieces(self, attention: AttentionBackend) -> StepPieces | None:
         """What replays steps with prompts on a device, cut where models call attention; None: it does not."""
+        return None
+
+    def drafting(self, target: DraftTarget) -> DraftingMaker | None:
+        """What makes and verifies drafts of a model that generates; None: nothing.
+
+        Asked once it is built, before its KV cache is: layers that draft join it. Raises ``FwkError``.
+        """
         return None
 
     def model_context(self, context: ModelContext, build: ModelBuild) -> str:

@@ -17,6 +17,7 @@ from fwk.features.declared import states_kept
 from fwk.features.worker import PartPlugins, WorkerFeatures, build_worker_features
 from fwk.interfaces.attention import AttentionLayer
 from fwk.interfaces.device import CacheMemory, Device, MemoryInfo
+from fwk.interfaces.drafting import Drafting
 from fwk.interfaces.executor import WorkerInfo
 from fwk.interfaces.feature import LoadedModel, WorkerPartContext
 from fwk.interfaces.model import Encoder, Model
@@ -26,8 +27,7 @@ from fwk.plugins.pools import num_engines
 from fwk.setup.devices import take_device
 from fwk.setup.resolve import ModelSetup
 from fwk.types import ForwardBatch
-from fwk.worker.drafting.drafting import Drafting, NoDrafting
-from fwk.worker.drafting.drafting_builder import DraftingBuilder
+from fwk.worker.drafts import DraftsBuilder
 from fwk.worker.graphs.capturing import Capturing
 from fwk.worker.graphs.step_graphs import StepModel
 from fwk.worker.kv import kv_cache
@@ -36,7 +36,7 @@ from fwk.worker.kv.layout import KVLayout
 from fwk.worker.kv.states import StateStore
 from fwk.worker.loading.model_builder import ModelBuilder
 from fwk.worker.loading.rebuilding import Rebuilding
-from fwk.worker.runner.in_flight import Early, InFlight, Settled
+from fwk.worker.runner.in_flight import InFlight, Settled
 from fwk.worker.runner.inputs import InputBuffers
 from fwk.worker.runner.model_runner import ModelRunner
 from fwk.worker.runner.observing import WorkerObservers
@@ -117,14 +117,16 @@ class WorkerBuilder:
         self._sampling = SamplingBuilder(config, setup, self._device, self.threads, send, chosen)
         self.parts = WorkerParts(self._sampling.grammars, self._sampling.operations())
         self.parts.operations["weights_identity"] = setup.opened.checkpoint.weights_identity
-        encode, rings, troubles = self._sampling.encode, self._rings, self.parts.troubles
-        self._drafting = DraftingBuilder(config, setup, self._models, encode, send, rings, reasons, troubles)
+        self._drafts = DraftsBuilder(
+            config, setup, self._models, self._plan_attention, self._rings, chosen, reasons, self.parts.troubles
+        )
 
     def build(self) -> WorkerInfo:
         """Load the model and fill in ``parts``. Raises ``FwkError``."""
         others = self._memory_before()
         observers, features = self._observers(), self._features()
         self._models.features = features
+        self._drafts.algorithm()  # is refused before any weight is read
         self._capturing.reader = observers.reader
         options, opened = self._config.engine, self._setup.opened
         is_greedy = self._rebuild.is_greedy = torch.zeros(1, dtype=torch.int64) if self._setup.device.is_host else None
@@ -132,9 +134,8 @@ class WorkerBuilder:
         num_own_layers = len(self._models.layers)
         if (stages := self._group.stage.count) > 1:
             self._chosen["stages"] = f"{stages} (the last one has {num_own_layers} layers)"
-        decoder = self._capturing.decoder = self._drafting.decoder(model, self._group.size)
-        num_drafted = self._drafting.num_slots(has_decoder=decoder is not None)
-        states = self._states(num_drafted)
+        drafts = self._capturing.drafting = self._drafts.maker(model)
+        states = self._states(0 if drafts is None else drafts.num_slots)
         groups = self._kv.groups(num_own_layers)
         window = max((layer.sliding_window or 0 for group in groups[1:] for layer in group), default=0)
         num_captured = self._capturing.num_rows if opened.runner == "generate" else 0
@@ -155,7 +156,7 @@ class WorkerBuilder:
             prunes_last_layer=opened.runner == "generate"
             and isinstance(model, Model)
             and model.prunes_last_layer
-            and not (decoder is not None and decoder.reads_hidden),
+            and not (drafts is not None and drafts.reads_hidden),
             has_states=states is not None,
             has_encoder=opened.served.encoder is not None,
         )
@@ -188,7 +189,7 @@ class WorkerBuilder:
             return info(cache.num_blocks, reasons=tuple(self._reasons), memory=cache.memory)
         assert isinstance(model, Model), "ModelSpec.runner is generate: load names a Model"
         sampling = self.parts.pipeline = self._sampling.build(table)
-        drafting = self._drafting.build(decoder, table, inputs, sampling, num_drafted)
+        drafting = self._drafts.build(drafts, table, inputs, sampling)
         runner = self.parts.runner = ModelRunner(
             model=self._capturing.step_model(model, is_greedy, inputs.max_tokens, drafting.max_drafts),
             plan_attention=self._plan_attention,
@@ -222,7 +223,7 @@ class WorkerBuilder:
             max_tokens=inputs.max_tokens,
             max_drafts=drafting.max_drafts,
         )
-        self._rebuild.run = partial(self._serve, runner, drafting, step_model, cache.tensors)
+        self._rebuild.run = partial(self._serve, runner, step_model, cache.tensors)
         self._sampling.prepare_grammars()
         return info(
             cache.num_blocks,
@@ -240,15 +241,12 @@ class WorkerBuilder:
     def _serve(
         self,
         runner: ModelRunner,
-        drafting: NoDrafting,
         step_model: Callable[[Model], StepModel],
         memory: CacheMemory | None,
         model: Model | Encoder,
     ) -> None:
         """Run steps with a model that was built anew; captured ones read the weights they were captured with."""
         assert isinstance(model, Model)
-        if isinstance(drafting, Drafting):
-            drafting.layers = self._models.layers
         runner.model = step_model(model)
         self._loaded(model)
         with kv_cache.scratch_kv_cache(memory, self._models.layers):
@@ -430,7 +428,7 @@ class WorkerBuilder:
 
     def _in_flight(
         self, table: SequenceTable, max_rows: int
-    ) -> Callable[[StepSampler, Settled, Early | None], InFlight] | None:
+    ) -> Callable[[StepSampler, Drafting, Settled], InFlight] | None:
         """What keeps launched steps on a device with an order of work of its own."""
         device = self._setup.device
         if device.is_host:

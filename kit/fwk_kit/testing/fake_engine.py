@@ -28,7 +28,6 @@ from fwk.interfaces.schedule import ScheduleContext, SchedulePolicy
 from fwk.plugins import PluginSet, Registered, build, choose
 from fwk.plugins.selection import plugin_options
 from fwk.types import Batch, ScheduledSequence, SequenceResult, StepResult
-from fwk.worker.drafting.acceptance import accepted
 from fwk.worker.runner.sequence_table import SequenceTable
 from fwk_kit.testing.base import installed
 
@@ -136,7 +135,8 @@ class FakeWorker(Worker):
             if s.samples:
                 count = len(s.draft_token_ids)
                 picked = [next_token(seen[: end - count + i]) for i in range(count + 1)]
-                tokens = accepted(s.draft_token_ids, picked)
+                wrong = (i for i, draft in enumerate(s.draft_token_ids) if draft != picked[i])
+                tokens = picked[: 1 + next(wrong, count)]
             table.finish(s, tokens)
             if table.is_undone(s, tokens):
                 self.states[s.slot] = before

@@ -81,6 +81,24 @@ def test_steps_without_options_of_their_planning(tmp_path: Path) -> None:
     assert (told.is_mixed, told.conservativeness, told.admission_interval) == (False, 0.5, 4)
 
 
+def test_decoders_without_what_verifies_their_drafts(tmp_path: Path) -> None:
+    """They are refused with what to install; text that a grammar knows ahead is computed token by token."""
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    options: dict[str, Any] = {"load_format": "dummy", "max_total_tokens": 512}
+    plugins = without("drafting")
+    with pytest.raises(
+        ConfigError, match="--speculative-algorithm ngram: no feature that is installed and on verifies"
+    ):
+        fwk.LLM(str(tmp_path), plugins=plugins, speculative_algorithm="ngram", **options)
+    asked = SamplingParams(max_tokens=8, temperature=0.7, seed=3, ignore_eos=True)
+    with fwk.LLM(str(tmp_path), plugins=plugins, **options) as llm:
+        found = llm.generate([[1, 2, 3]], asked)[0].token_ids
+        assert llm.engine.info.chosen["drafts"].startswith("none (no feature")
+    with fwk.LLM(str(tmp_path), **options) as llm:
+        assert llm.generate([[1, 2, 3]], asked)[0].token_ids == found
+        assert "drafts" not in llm.engine.info.chosen
+
+
 def test_caches_without_tiers(tmp_path: Path) -> None:
     """The option is unknown, a prefix cache that needs them is refused, and others serve."""
     (tmp_path / "config.json").write_text(json.dumps(TINY))

@@ -21,9 +21,9 @@ import fwk
 from fwk import SamplingParams
 from fwk.errors import ConfigError, FwkError, ModelLoadError
 from fwk.interfaces.speculative import Drafts, DraftView, SpeculativeDecoder
-from fwk.worker.drafting.draft_store import on_host
 from fwk_kit.testing.serving import TINY
 from fwk_speculative._common.heads import HeadDecoder
+from fwk_speculative.drafting.draft_store import on_host
 from fwk_speculative.medusa.decoder import MedusaDecoder
 
 transformers = lazy("transformers")

@@ -38,8 +38,8 @@ class Captures:
         self._model().prepare(lambda size: self._planned(self._inputs.blank(*size)))
         self._inputs.graph_sizes = self.decodes()
         self._inputs.piece_sizes = self.pieces()
-        first = np.zeros(1, np.int64)
-        self._model().run(self._planned(self._inputs.prepare_one(first, first, first)))
+        first, one = np.zeros(1, np.int64), np.ones(1, np.int64)
+        self._model().run(self._planned(self._inputs.fill(first, first, first, np.arange(2), one, first)))
 
     def decodes(self) -> GraphSizes | None:
         """Have the model capture decode steps, where it does that: ``StepModel.prepare_decodes``."""

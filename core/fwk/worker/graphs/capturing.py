@@ -11,11 +11,11 @@ from torch import Tensor
 from fwk.config import Config
 from fwk.errors import ConfigError
 from fwk.interfaces.attention import AttentionBackendSpec, CaptureSizes
+from fwk.interfaces.drafting import DraftingMaker
 from fwk.interfaces.graphs import GraphCapture
 from fwk.interfaces.model import Model
 from fwk.interfaces.moe import GRAPH_CAPTURE
 from fwk.interfaces.parallel import ParallelGroup
-from fwk.interfaces.speculative import SpeculativeDecoder
 from fwk.setup.resolve import ModelSetup
 from fwk.worker.graphs.graph_sizes import GraphSizes, graph_sizes
 from fwk.worker.graphs.step_graphs import CapturedStepModel, DecodeGraphs, StepModel, StepSize
@@ -33,15 +33,18 @@ class Capturing:
         self._models = models
         self._ranks = ranks
         self._asked = graph_sizes(config, setup.device)
-        self.decoder: SpeculativeDecoder | None = None
+        self.drafting: DraftingMaker | None = None
         self.reader = ""
 
     @cached_property
     def sizes(self) -> GraphSizes:
-        """Numbers of rows of the steps that are captured by themselves; once ``decoder`` is known."""
-        if self.decoder is None:
-            return self._asked
-        return self._asked.with_drafts(self.decoder.max_drafts, self._setup.max_step_tokens)
+        """Numbers of rows of the steps that are captured by themselves; once ``drafting`` is known."""
+        most = self._max_drafts
+        return self._asked.with_drafts(most, self._setup.max_step_tokens) if most else self._asked
+
+    @property
+    def _max_drafts(self) -> int:
+        return 0 if self.drafting is None else self.drafting.max_drafts
 
     @property
     def piece_sizes(self) -> Sequence[int]:
@@ -98,7 +101,7 @@ class Capturing:
             assert isinstance(spec, AttentionBackendSpec)
             if "graph_capture" not in spec.features:
                 return f"attention {self._setup.resolution.chosen['attention']} plans each step anew"
-        if self.decoder is not None and getattr(self.decoder.follow, "__func__", None) is not SpeculativeDecoder.follow:
+        if self.drafting is not None and self.drafting.reads_inputs:
             return "the speculative decoder reads the inputs of each step"
         return ""
 
@@ -108,8 +111,8 @@ class Capturing:
             return
         inputs.table.reserve(null_block)
         if self._models.layers:
-            rows_per_seq = 1 + (self.decoder.max_drafts if self.decoder is not None else 0)
-            sizes = CaptureSizes(self.num_rows, self._setup.max_model_len, num_blocks, null_block, rows_per_seq)
+            most = self._setup.max_model_len
+            sizes = CaptureSizes(self.num_rows, most, num_blocks, null_block, 1 + self._max_drafts)
             self._models.attention.init_capture(self._models.layers, sizes)
 
     def on_trial(self, model: Model, is_greedy: Tensor | None, sizes: Sequence[int]) -> StepModel:
@@ -171,7 +174,7 @@ class Capturing:
             return f"eager ({refusal})"
         if isinstance(model, DecodeGraphs):
             sizes = self.sizes.sizes
-            if self.decoder is not None:
+            if self._max_drafts:
                 numbers = f"{len(sizes)} numbers of them up to {sizes[-1]}"
                 return f"captured (next tokens and drafts in chains, {numbers}; not trees of drafts)"
             return f"captured (next tokens of {len(sizes)} numbers of sequences up to {sizes[-1]})"

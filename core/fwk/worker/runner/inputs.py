@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 
+from fwk.interfaces.device import Upload
+from fwk.interfaces.drafting import Positions
+from fwk.interfaces.step import StepRows
 from fwk.types import Batch, ForwardBatch
 from fwk.types.batch import KVGroup, StateRows
-from fwk.worker.drafting.draft_tree import DraftTree, ancestors, depths, positions_in_trees, tree_mask
 from fwk.worker.graphs.graph_sizes import GraphSizes
 from fwk.worker.runner.sequence_table import SequenceTable
 from fwk.worker.runner.staging import StagingRing
-from fwk.worker.runner.step_rows import DecodeStep, StepMembers, StepRows
+from fwk.worker.runner.step_rows import DecodeStep, StepMembers
 
 MIN_SLOTS = 16
 """Sequences and tokens that there is room for, however few are served: steps of so many can be captured."""
@@ -47,14 +49,10 @@ class InputBuffers:
         self._prunes_last_layer = prunes_last_layer
         self._has_states = has_states
         self._has_encoder = has_encoder
-        self.send: Callable[[np.ndarray], torch.Tensor] = torch.from_numpy
+        self.send: Upload = torch.from_numpy
         """Brings what is in no buffer to the device."""
         self.newest: torch.Tensor | None = None
         """[num_slots] int64 on the device: the newest token of sequences, of which the host may know less."""
-        self.rejected: torch.Tensor | None = None
-        """[num_slots + 1] int64 on the device: those of ``SequenceTable.unverified`` that were rejected; lastly 0."""
-        self.max_accepted = 0
-        """Drafts of a sequence that a step accepts, at most."""
         self.graph_sizes: GraphSizes | None = None
         """Steps of these sizes are captured: such a step's inputs are where they are read, padded if need be."""
         self.piece_sizes: GraphSizes | None = None
@@ -86,19 +84,12 @@ class InputBuffers:
         """Tokens that a sequence may have."""
         return self.table.token_ids.shape[1] - 1
 
-    def prepare(  # noqa: C901, PLR0912 - kinds of steps
-        self,
-        batch: Batch,
-        trees: Mapping[int, DraftTree] | None = None,
-        *,
-        has_trees: bool = False,
-    ) -> tuple[ForwardBatch, StepRows]:
+    def prepare(self, batch: Batch, trees: Positions | None = None) -> tuple[ForwardBatch, StepRows]:
         """Fill the buffers for a batch whose sequences the table already knows.
 
-        trees: by slot, those among its drafts; the others are chains. The objects may be those of the step before.
-        has_trees: some are, though only the device may know them.
+        trees: where drafts stand that are trees, if some are. The objects may be those of the step before.
         """
-        if self._last is not None and not trees and self._last.is_before(batch):
+        if self._last is not None and trees is None and self._last.is_before(batch):
             return self._advance(self._last, batch)
         table = self.table
         members = self._members_of(batch)
@@ -120,13 +111,13 @@ class InputBuffers:
         token_ids = table.token_ids[rows, positions]
         # No capture has room for such a step.
         is_eager = members.is_eager(batch)
-        padding = None if trees or has_trees or is_eager else self._padding(step_rows, len(token_ids))
+        padding = None if trees is not None or is_eager else self._padding(step_rows, len(token_ids))
         if padding is not None:
             forward = self._padded(rows, token_ids, positions, padding)
         else:
             slot_mappings = self._slot_mappings(rows, positions)
-            if trees:  # a draft's K/V has a place of its own, whatever its depth: no two share one
-                positions = positions_in_trees(positions, slots, starts, seq_lens, trees)
+            if trees is not None:  # a draft's K/V has a place of its own, whatever its depth: no two share one
+                positions = trees(positions, slots, starts, seq_lens)
             more = None if is_eager or self.piece_sizes is None else self.piece_sizes.padding(len(token_ids))
             hidden_indices, logits_indices = self._wanted(
                 logits_indices,
@@ -147,12 +138,7 @@ class InputBuffers:
         else:
             step_rows.slots_on_device = self._ring.fill("row_slots", step_rows.slots)[1]
             self._send_with_newest(forward, step_rows, rows, positions)
-            if table.unverified[slots].any():
-                self._shorten(forward, slots, rows)
-                self._shorten_rows(step_rows)
-        if trees:
-            forward.tree_mask = self.send(tree_mask(slots.tolist(), num_new.tolist(), trees))
-        elif self._ring.is_host and is_decode and len(step_rows.slots) == len(slots) and not is_eager:
+        if trees is None and self._ring.is_host and is_decode and len(step_rows.slots) == len(slots) and not is_eager:
             num_left = forward.kv_groups[0].block_table_np.shape[1] * table.block_size - int(seq_lens.max())
             self._last = DecodeStep(slots.tolist(), forward, step_rows, num_left)
         return forward, step_rows
@@ -187,54 +173,6 @@ class InputBuffers:
         self._send(forward)
         forward.token_ids.index_copy_(0, index[: len(places)], self.newest.index_select(0, index[len(places) :]))
         return None
-
-    def _shorten(self, forward: ForwardBatch, slots: np.ndarray, rows: np.ndarray) -> None:
-        """Take drafts off the lengths of sequences that the step before rejected: only the device knows how many.
-
-        slots: [num_seqs] int64; rows: [num_tokens] int64, the slot of each token, without padding.
-        """
-        assert self.rejected is not None, "steps run ahead only where they are in flight"
-        null, unverified = self.table.null_slot, self.table.unverified
-        own = np.full(forward.num_tokens, null)
-        own[: len(rows)] = np.where(unverified[rows] > 0, rows, null)
-        if forward.is_static:  # a row is a sequence, and its own
-            index = self.send(own)
-            fewer = forward.num_fewer = self.rejected.index_select(0, index)
-            sequence = torch.arange(len(own), device=index.device)
-        else:
-            places = np.repeat(np.arange(len(slots)), np.diff(forward.query_start_np))
-            both = self.send(np.concatenate((np.where(unverified[slots] > 0, slots, null), own, places)))
-            of_each, index, sequence = both.split((len(slots), len(own), len(own)))
-            forward.num_fewer, fewer = self.rejected.index_select(0, of_each), self.rejected.index_select(0, index)
-        self._take_off(forward, fewer, sequence)
-
-    def _shorten_rows(self, rows: StepRows) -> None:
-        """``_shorten`` of the texts that tokens are drawn after."""
-        if rows.sampling_state(self.table).all_greedy or not len(rows.slots):
-            return
-        assert self.rejected is not None, "steps run ahead only where they are in flight"
-        unverified = self.table.unverified[rows.slots]
-        sure = np.maximum(unverified - self.max_accepted, 0)  # drafts of a tree that no path can have
-        there = self.send(np.stack((np.where(unverified > 0, rows.slots, self.table.null_slot), sure)))
-        rows.num_tokens -= sure
-        rows.num_fewer = self.rejected.index_select(0, there[0]) - there[1]
-        rows.most_fewer = int((unverified - sure).max())
-
-    def _take_off(self, forward: ForwardBatch, fewer: torch.Tensor, sequence: torch.Tensor) -> None:
-        """Take ``num_fewer`` off the lengths of a step, and its tokens' own, ``fewer``, off their places.
-
-        fewer, sequence: [num_tokens] int64 on the device, the latter of each token's place in the step. Of others the
-        positions may be those of drafts in a tree, which say nothing of their places.
-        """
-        assert forward.num_fewer is not None
-        forward.positions.sub_(fewer)
-        forward.seq_lens.sub_(forward.num_fewer)
-        size = self.table.block_size
-        nth = forward.positions // size
-        offsets = forward.positions - nth * size
-        for group in forward.kv_groups:
-            blocks = group.block_table[sequence, nth].long()
-            group.slot_mapping.copy_(torch.where(fewer > 0, blocks * size + offsets, group.slot_mapping))
 
     def _send(self, forward: ForwardBatch) -> None:
         """What was filled is on its way to the device; captured steps find their block tables where they were."""
@@ -318,122 +256,20 @@ class InputBuffers:
                 places[i] = blocks[i, position // size] * size + position % size
         return last.forward, last.rows
 
-    def prepare_one(
+    def fill(
         self,
         slots: np.ndarray,
         token_ids: np.ndarray | torch.Tensor,
         positions: np.ndarray,
-        num_fewer: torch.Tensor | None = None,
-    ) -> ForwardBatch:
-        """Fill the buffers for one token of each slot, at a place its blocks reach to: [num_seqs] int64 each.
-
-        The inputs of the step before are overwritten. Tokens in a tensor may be on the device. num_fewer: [num_seqs]
-        int64 there, so many places before ``positions``.
-        """
-        slot_mappings = self._slot_mappings(slots, positions)
-        starts = np.arange(len(slots) + 1)
-        each = starts[:-1]
-        forward = self._forward(slots, token_ids, positions, slot_mappings, starts, positions + 1, each, each)
-        if num_fewer is not None:
-            forward.num_fewer = num_fewer
-            self._take_off(forward, num_fewer, torch.arange(len(slots), device=num_fewer.device))
-        return forward
-
-    def prepare_next_late(
-        self,
-        slots: np.ndarray,
-        token_ids: torch.Tensor,
-        first: np.ndarray,
         starts: np.ndarray,
-        num_fewer: torch.Tensor,
-        last: torch.Tensor,
+        seq_lens: np.ndarray,
+        wanted: np.ndarray,
+        places: np.ndarray | None = None,
     ) -> ForwardBatch:
-        """As ``prepare_next``, of sequences of which only the device knows where their new tokens stand.
-
-        slots, first: [num_seqs] int64, the latter of each one's first place, were none rejected; num_fewer, last:
-        [num_seqs] int64 on the device, tokens to take off that, and each one's wanted token; token_ids: [num_tokens].
-        """
-        counts = np.diff(starts)
-        owner = np.repeat(np.arange(len(slots)), counts)
-        positions = np.arange(starts[-1]) + (first - starts[:-1])[owner]
-        rows, each = slots[owner], np.arange(len(slots))
-        places = self._slot_mappings(rows, positions)
-        forward = self._forward(slots, token_ids, positions, places, starts, first + counts, each, each)
-        sequence = self.send(owner)
-        forward.num_fewer = num_fewer
-        self._take_off(forward, num_fewer.index_select(0, sequence), sequence)
-        forward.hidden_indices = last
-        return forward
-
-    def prepare_next(
-        self, slots: np.ndarray, positions: np.ndarray, starts: np.ndarray, seq_lens: np.ndarray
-    ) -> ForwardBatch:
-        """Fill the buffers for tokens of each slot with the tokens after them, each sequence's last one wanted.
-
-        slots, positions: [num_tokens] int64; starts: [num_seqs + 1], seq_lens: [num_seqs]. Overwrites like
-        ``prepare_one``.
-        """
-        token_ids = self.table.token_ids[slots, positions + 1]
-        places, last = self._slot_mappings(slots, positions), starts[1:] - 1
-        forward = self._forward(
-            slots[starts[:-1]], token_ids, positions, places, starts, seq_lens, last, np.arange(len(last))
-        )
-        if forward.hidden_indices is None:
-            forward.hidden_indices = self._ring.fill("hidden_indices", last)[1]
-            self._ring.sent()
-        return forward
-
-    def prepare_nodes(
-        self, slots: np.ndarray, token_ids: Sequence[Sequence[int]], trees: Sequence[DraftTree], first: np.ndarray
-    ) -> ForwardBatch:
-        """Fill the buffers for trees that hang on each slot, the first of their K and V at place ``first`` [num_seqs].
-
-        Every token is wanted. Overwrites like ``prepare_one``.
-        """
-        counts = np.array([len(tokens) for tokens in token_ids], np.int64)
-        starts = np.zeros(len(slots) + 1, np.int64)
-        np.cumsum(counts, out=starts[1:])
-        rows = np.repeat(slots, counts)
-        offsets = np.arange(starts[-1]) - np.repeat(starts[:-1], counts)
-        places = self._slot_mappings(rows, np.repeat(first, counts) + offsets)
-        positions = np.repeat(first, counts) + np.concatenate([tree.depths for tree in trees])
-        flat, each = np.concatenate([np.asarray(tokens, np.int64) for tokens in token_ids]), np.arange(starts[-1])
-        forward = self._forward(slots, flat, positions, places, starts, first + counts, each, each)
-        forward.hidden_indices = None
-        mask = tree_mask(slots.tolist(), counts.tolist(), dict(zip(slots.tolist(), trees, strict=True)))
-        forward.tree_mask = self.send(mask)
-        return forward
-
-    def prepare_nodes_on_device(
-        self,
-        slots: np.ndarray,
-        token_ids: torch.Tensor,
-        parents: torch.Tensor,
-        first: np.ndarray,
-        num_fewer: torch.Tensor | None = None,
-    ) -> ForwardBatch:
-        """As ``prepare_nodes``, of trees that only the device knows: [num_seqs, num_nodes] int64 each.
-
-        num_fewer: [num_seqs] int64 on the device, what to take off ``first``; None: nothing.
-        """
-        num_seqs, count = token_ids.shape
-        places = first[:, None] + np.arange(count)
-        flat, each = places.ravel(), np.arange(num_seqs * count)
-        where = self._slot_mappings(np.repeat(slots, count), flat)
-        starts = np.arange(num_seqs + 1) * count
-        forward = self._forward(slots, token_ids.reshape(-1), flat, where, starts, first + count, each, each)
-        sees = ancestors(parents)
-        forward.hidden_indices = None
-        forward.tree_mask = sees.view(-1, count)
-        if num_fewer is not None:
-            forward.num_fewer = num_fewer
-            self._take_off(
-                forward,
-                num_fewer.repeat_interleave(count),
-                torch.arange(num_seqs, device=num_fewer.device).repeat_interleave(count),
-            )
-        forward.positions.view(-1, count).copy_(forward.positions.view(-1, count)[:, :1] + depths(sees))
-        return forward
+        """``StepInputs.fill``."""
+        rows = np.repeat(slots, np.diff(starts))
+        where = self._slot_mappings(rows, positions if places is None else places)
+        return self._forward(slots, token_ids, positions, where, starts, seq_lens, wanted, np.arange(len(wanted)))
 
     def blank(self, num_tokens: int, num_hidden: int, num_logits: int, num_seqs: int) -> ForwardBatch:
         """A batch whose numbers mean nothing; of more sequences where the tokens are too many for so few."""

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from fwk.features import worker as features
+from fwk.interfaces.drafting import Drafting
 from fwk.interfaces.model import Encoder, Model
 from fwk.types import Batch, ForwardBatch, SequenceResult, StepResult
-from fwk.worker.drafting.drafting import NoDrafting
 from fwk.worker.kv.states import StateStore
 from fwk.worker.runner.inputs import InputBuffers
 from fwk.worker.runner.members import Members
@@ -40,7 +40,7 @@ class PromptRunner:
         self._plan_attention = plan_attention
         self._states = states
         self._table = table
-        self._members = Members(table, states, None, NoDrafting())
+        self._members = Members(table, states, None, Drafting())
         self._inputs = inputs
         self._wait = wait
 

@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from fwk.errors import BlameSequence
 from fwk.features.worker import WorkerFeatures
 from fwk.interfaces.feature import WorkerPart
+from fwk.interfaces.step import SamplingState
 from fwk.types import Batch, NewSequence, ScheduledSequence
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingState:
-    """How the tokens of some slots are chosen: what stays the same as long as their sequences do."""
-
-    is_greedy: np.ndarray  # [n] bool
-    seeds: np.ndarray  # [n] uint64
-    all_greedy: bool
-    wants_logprobs: bool  # of at least one
 
 
 class SequenceTable:
@@ -53,8 +42,6 @@ class SequenceTable:
         self.logprobs = np.full(num_slots, -1, np.int64)  # top tokens to report; -1: none at all
         self.features = np.zeros(num_slots, np.int64)  # those with a part in it: ``WorkerFeatures.bits``
         self.parts = WorkerFeatures()
-        self.runs_ahead = np.zeros(num_slots, bool)  # steps are launched while drafts of it are being verified
-        self.unverified = np.zeros(num_slots + 1, np.int64)  # those drafts: counted as if all were accepted
 
     def add(self, new: NewSequence) -> None:
         """A sequence takes its slot."""
@@ -62,8 +49,6 @@ class SequenceTable:
         self.token_ids[slot, : len(tokens)] = tokens
         self.num_tokens[slot] = len(tokens)
         self.unknown[slot] = 0
-        self.runs_ahead[slot] = False
-        self.unverified[slot] = 0
         self.num_prompt[slot] = new.num_prompt_tokens
         self.num_computed[slot] = new.num_computed_tokens
         self.num_blocks[slot] = 0
@@ -145,9 +130,6 @@ class SequenceTable:
     def finish(self, scheduled: ScheduledSequence, token_ids: list[int]) -> None:
         """Take in what a step made of a sequence: its K/V, less rejected drafts, and its new tokens."""
         slot, num_drafts = scheduled.slot, len(scheduled.draft_token_ids)
-        if num_drafts and self.runs_ahead[slot]:
-            only, gained = np.array([slot]), np.array([len(token_ids)])
-            return self.settle_ahead(only, np.array([num_drafts]), gained, np.array(token_ids))
         rejected = num_drafts + 1 - len(token_ids) if num_drafts else 0
         if not self.is_undone(scheduled, token_ids):
             self.num_computed[slot] += scheduled.num_new_tokens - rejected
@@ -155,55 +137,18 @@ class SequenceTable:
         if token_ids:
             self.token_ids[slot, end : end + len(token_ids)] = token_ids
             self.num_tokens[slot] = end + len(token_ids)
-        return None
 
-    def launch(
-        self, slots: np.ndarray, num_new: np.ndarray, samples: np.ndarray, num_drafts: np.ndarray | None = None
-    ) -> None:
+    def launch(self, slots: np.ndarray, num_new: np.ndarray, coming: np.ndarray) -> None:
         """Count a step whose tokens only the device knows, as ``finish`` does: [num_seqs] each.
 
-        num_drafts: of sequences that run ahead, chains, which count as accepted until ``settle_ahead``; None: of none.
+        coming: tokens to come, drafts as if all were accepted.
         """
         self.num_computed[slots] += num_new
         self.token_ids[slots, self.num_tokens[slots]] = 0  # past the end of those that do not sample: nobody's
-        coming = samples if num_drafts is None else samples + num_drafts
         self.num_tokens[slots] += coming
         self.unknown[slots] += coming
-        if num_drafts is not None:
-            self.unverified[slots] += num_drafts
 
     def settle(self, slots: np.ndarray, token_ids: np.ndarray) -> None:
         """Take in tokens that only the device knew, the oldest of each slot: [num_rows] each."""
         self.token_ids[slots, self.num_tokens[slots] - self.unknown[slots]] = token_ids
         self.unknown[slots] -= 1
-
-    def settle_ahead(
-        self, slots: np.ndarray, num_drafts: np.ndarray, gained: np.ndarray, token_ids: np.ndarray
-    ) -> None:
-        """Take in what became of drafts of sequences that run ahead, each one's oldest step: as ``settle_chains``."""
-        rejected = num_drafts + 1 - gained
-        self._write(slots, self.num_tokens[slots] - self.unknown[slots], gained, token_ids)
-        self.num_computed[slots] -= rejected
-        self.num_tokens[slots] -= rejected
-        self.unknown[slots] -= num_drafts + 1
-        self.unverified[slots] -= num_drafts
-
-    def _write(self, slots: np.ndarray, ends: np.ndarray, counts: np.ndarray, token_ids: np.ndarray) -> None:
-        """``counts`` [num_seqs] of the tokens [sum of counts] for each of ``slots``, from place ``ends`` on."""
-        offsets = np.arange(len(token_ids)) - np.repeat(np.cumsum(counts) - counts, counts)
-        self.token_ids[np.repeat(slots, counts), np.repeat(ends, counts) + offsets] = token_ids
-
-    def settle_chains(
-        self, slots: np.ndarray, num_new: np.ndarray, num_drafts: np.ndarray, gained: np.ndarray, token_ids: np.ndarray
-    ) -> None:
-        """Take in a step of sequences whose drafts are chains, as ``finish`` does.
-
-        slots, num_new, num_drafts, gained: [num_seqs] each, the last of how many tokens each sequence gains;
-        token_ids: [sum of gained], one sequence's after another's.
-        """
-        rejected = num_drafts + 1 - gained
-        stands = rejected == 0 if self.has_states else np.ones(len(slots), bool)
-        self.num_computed[slots[stands]] += (num_new - rejected)[stands]
-        ends = self.num_tokens[slots]
-        self._write(slots, ends, gained, token_ids)
-        self.num_tokens[slots] = ends + gained

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections import deque
 
 import torch
-from torch import Tensor
 
-from fwk.errors import BlameSequence
 from fwk.interfaces.parallel import Stage
+from fwk.interfaces.step import LaunchedStep
 from fwk.types import Batch, ScheduledSequence, SequenceResult
-from fwk.worker.drafting.draft_tree import DraftTree
 from fwk.worker.runner.sequence_table import SequenceTable
-from fwk.worker.runner.step_rows import StepRows
 from fwk.worker.sampling.step_sampler import StepSampler
 
 
@@ -50,18 +47,12 @@ class StageTokens:
                     self._table.finish(scheduled, [token])
                     self._waiting.discard(scheduled.slot)
 
-    def sample(
-        self,
-        batch: Batch,
-        rows: StepRows,
-        logits: Tensor | None,
-        failed: dict[int, BlameSequence],
-        trees: dict[int, DraftTree],
-    ) -> dict[int, SequenceResult]:
+    def sample(self, step: LaunchedStep) -> dict[int, SequenceResult]:
         """As ``StepSampler.sample``; the results of other stages than the last say nothing."""
+        batch = step.batch
         chosen = [scheduled for scheduled in batch.sequences if scheduled.samples]
         if self._stage.is_last:
-            results = self._sampler.sample(batch, rows, logits, failed, trees)
+            results = self._sampler.sample(step)
             if chosen:
                 self._stage.send_tokens(torch.tensor([sum(results[s.slot].token_ids[:1]) for s in chosen]))
             return results

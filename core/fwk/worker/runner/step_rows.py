@@ -1,73 +1,16 @@
-"""The sequences of a step, and which rows of its logits are theirs."""
+"""The sequences of a step, and what stays of it for the next one."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from fwk.features.worker import wants_hidden
 from fwk.interfaces.feature import WorkerPart
+from fwk.interfaces.step import SamplingState, StepRows
 from fwk.types import Batch, ForwardBatch
-from fwk.worker.runner.sequence_table import SamplingState, SequenceTable
-
-
-@dataclass(slots=True)
-class StepRows:
-    """Which rows of the step's logits belong to whom. A sequence whose drafts are verified has several rows."""
-
-    sequences: np.ndarray  # [num_rows] int64: place in the batch
-    slots: np.ndarray  # [num_rows] int64
-    num_tokens: np.ndarray  # [num_rows] int64: tokens before the position the logits are for
-    drawn: Mapping[tuple[int, int], tuple[int, torch.Tensor | None]] = field(default_factory=dict)
-    """(slot, num_tokens) of a row -> the draft at that place and the distribution [vocab_size] it was drawn from; None:
-    it was certain, and a threshold may keep it."""
-    slots_on_device: torch.Tensor | None = None  # where the device is not the host
-    wants_hidden: bool = False  # of all tokens, for a feature's part
-    parts: tuple[WorkerPart, ...] = ()  # of features
-    has_drafts: bool = False  # the texts of some end in drafts
-    num_fewer: torch.Tensor | None = None
-    """[num_rows] int64 on the device: tokens that ``num_tokens`` counts and that were rejected; None: of none."""
-    most_fewer: int = 0  # those that may have been, of each row at most
-    plan: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
-    """Of the whole step, [num_seqs] each: slots, new tokens, and whether a token is sampled."""
-    _sampling_state: SamplingState | None = None
-    """Of the rows' slots, once somebody has asked for them (``sampling_state``)."""
-    _slot_set: frozenset[int] | None = None
-
-    @property
-    def slot_set(self) -> frozenset[int]:
-        """The slots, each once."""
-        if self._slot_set is None:
-            self._slot_set = frozenset(self.slots.tolist())
-        return self._slot_set
-
-    def sampling_state(self, table: SequenceTable) -> SamplingState:
-        """How the rows' tokens are chosen."""
-        if self._sampling_state is None:
-            self._sampling_state = table.sampling_state(self.slots)
-        return self._sampling_state
-
-    @property
-    def query_start(self) -> np.ndarray:
-        """Where each sequence's tokens begin and end in the step: [num_seqs + 1] int64. Of a whole step only."""
-        assert self.plan is not None, "rows that were taken out of a step"
-        return np.concatenate((np.zeros(1, np.int64), np.cumsum(self.plan[1])))
-
-    def share(self, sampling: SamplingState, slot_set: frozenset[int]) -> None:
-        """Take what is known of the rows' slots already."""
-        self._sampling_state, self._slot_set = sampling, slot_set
-
-    def take(self, places: np.ndarray, index: torch.Tensor) -> StepRows:
-        """Some of the rows. index: ``places`` on the device."""
-        rows = StepRows(
-            self.sequences[places], self.slots[places], self.num_tokens[places], self.drawn, has_drafts=self.has_drafts
-        )
-        if self.num_fewer is not None:
-            rows.num_fewer, rows.most_fewer = self.num_fewer.index_select(0, index), self.most_fewer
-        return rows
+from fwk.worker.runner.sequence_table import SequenceTable
 
 
 @dataclass(slots=True)

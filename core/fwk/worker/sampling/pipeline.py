@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
@@ -13,10 +14,9 @@ from torch import Tensor
 from fwk.errors import BlameSequence, PluginFault, one_line_traceback
 from fwk.interfaces.device import Upload
 from fwk.interfaces.sampling import LogitsProcessor, LogitsView, Sampler, SamplingRows
+from fwk.interfaces.step import StepRows
 from fwk.types import NewSequence
-from fwk.worker.drafting.acceptance import EXACT, rejection_logits, replaces_picks, uniform_draws
 from fwk.worker.runner.sequence_table import SequenceTable
-from fwk.worker.runner.step_rows import StepRows
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,6 @@ class SamplingPipeline:
     ) -> None:
         self._finishes = finishes
         self._late_positions = late_positions
-        self.acceptance = EXACT
         self._active: list[_Active] = []
         self._first: list[_Active] = []
         self._last: list[_Active] = []
@@ -124,7 +123,7 @@ class SamplingPipeline:
 
     def takes_places_late(self, slot: int) -> bool:
         """Whether tokens of a slot are the right ones where the device alone knows how many come before them."""
-        if not self._table.is_greedy[slot] and not (self._late_positions and self.acceptance.is_exact):
+        if not self._table.is_greedy[slot] and not self._late_positions:
             return False
         return not any(slot in active.slots and active.processor.reads_places for active in self._active)
 
@@ -225,20 +224,17 @@ class SamplingPipeline:
         unfinished: np.ndarray | None = None
         if self._last and not all_greedy:
             unfinished = np.where(is_greedy, -1, rows.slots)
-        kept: tuple[Tensor, Tensor, Tensor] | None = None
-        if rows.drawn and not all_greedy:
-            kept = self._keep_certain(logits, rows, is_greedy)
-            logits, settled = self._settle_drawn(logits, rows, is_greedy)
+        decide: Callable[[Tensor], Tensor] | None = None
+        if rows.drawn is not None and not all_greedy:
+            logits, settled, decide = rows.drawn.settle(logits, rows, is_greedy, partial(self._finished, logits, rows))
             if unfinished is not None:
                 unfinished[settled] = -1
         how = SamplingRows(
             is_greedy, choices.seeds, rows.num_tokens, all_greedy, unfinished, rows.num_fewer, rows.most_fewer
         )
         picked = self._sampler.sample(logits, how)
-        if kept is not None:
-            index, drafts, is_kept = kept
-            own = picked.index_select(0, index)
-            picked = picked.index_copy(0, index, torch.where(is_kept & (own >= 0), drafts, own))
+        if decide is not None:
+            picked = decide(picked)
         for is_empty, cause in refusals:
             picked = torch.where(is_empty & (picked == -1), self._code(cause), picked)
         return picked
@@ -284,45 +280,9 @@ class SamplingPipeline:
             has_drafts=rows.has_drafts,
         )
 
-    def _settle_drawn(self, logits: Tensor, rows: StepRows, is_greedy: np.ndarray) -> tuple[Tensor, list[int]]:
-        """Keep or reject the drafts that a decoder drew itself; greedy rows simply compare.
-
-        Returns the logits with what is left to pick from in the rows of such drafts, and these rows: all processors
-        have run for them.
-        """
-        found = [(i, draft, q) for i, draft, q in _drafts_of(rows, is_greedy) if q is not None]
-        at = [i for i, _, _ in found]
-        if not at:
-            return logits, at
-        index, drafts, own, draws = self._of_drafts(logits, rows, at, [draft for _, draft, _ in found])
-        proposal = torch.stack([q for _, _, q in found])
-        rest = rejection_logits(own, drafts, proposal, draws, self.acceptance)
-        return logits.float().index_copy(0, index, rest), at
-
-    def _keep_certain(
-        self, logits: Tensor, rows: StepRows, is_greedy: np.ndarray
-    ) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Rows of certain drafts, these, and whether each stands whatever is picked; None: there are none."""
-        found = [(i, draft) for i, draft, q in _drafts_of(rows, is_greedy) if q is None]
-        if not found:
-            return None
-        index, drafts, own, draws = self._of_drafts(logits, rows, [i for i, _ in found], [draft for _, draft in found])
-        return index, drafts, replaces_picks(own, drafts, draws, self.acceptance)
-
-    def _of_drafts(
-        self, logits: Tensor, rows: StepRows, at: list[int], tokens: list[int]
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The rows ``at``, their drafts, their logits after all processors, and a number drawn for each."""
-        index, drafts = self.send(np.array(at)), self.send(np.array(tokens))
-        own = self._process(self._last, logits.index_select(0, index), rows.take(np.array(at), index))
-        draws = uniform_draws(self._table.seeds[rows.slots[at]], rows.num_tokens[at])
-        return index, drafts, own, self.send(draws)
-
-
-def _drafts_of(rows: StepRows, is_greedy: np.ndarray) -> list[tuple[int, int, Tensor | None]]:
-    """Row, draft and the distribution it was drawn from, of sampled rows whose drafts do not just have to match."""
-    keys = zip(rows.slots.tolist(), rows.num_tokens.tolist(), strict=True)
-    return [(i, *rows.drawn[key]) for i, key in enumerate(keys) if key in rows.drawn and not is_greedy[i]]
+    def _finished(self, logits: Tensor, rows: StepRows, some: np.ndarray, index: Tensor) -> Tensor:
+        """Logits of some rows after all processors; index: the rows on the device."""
+        return self._process(self._last, logits.index_select(0, index), rows.take(some, index))
 
 
 def _has_ends(processor: LogitsProcessor) -> bool:

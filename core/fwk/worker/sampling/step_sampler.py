@@ -6,41 +6,30 @@ import torch
 from torch import Tensor
 
 from fwk.errors import BlameSequence
-from fwk.interfaces.device import Upload
+from fwk.interfaces.drafting import Drafting, Gain
 from fwk.interfaces.logprobs import token_logprobs
-from fwk.types import Batch, ScheduledSequence, SequenceResult
-from fwk.worker.drafting.draft_tree import DraftTree
-from fwk.worker.drafting.verify import Verifier
+from fwk.interfaces.step import LaunchedStep, StepRows
+from fwk.types import ScheduledSequence, SequenceResult
 from fwk.worker.runner.sequence_table import SequenceTable
-from fwk.worker.runner.step_rows import StepRows
 from fwk.worker.sampling.pipeline import SamplingPipeline
 
 
 class StepSampler:
     """Makes the result of every sequence of a step, and writes its new tokens into the table."""
 
-    def __init__(self, table: SequenceTable, sampling: SamplingPipeline, verifier: Verifier) -> None:
+    def __init__(self, table: SequenceTable, sampling: SamplingPipeline, drafting: Drafting) -> None:
         self._table = table
         self._sampling = sampling
-        self._verifier = verifier
+        self._drafting = drafting
 
-    def sample(
-        self,
-        batch: Batch,
-        rows: StepRows,
-        logits: Tensor | None,
-        failed: dict[int, BlameSequence],
-        trees: dict[int, DraftTree],
-    ) -> dict[int, SequenceResult]:
-        """Results by slot, of the sequences that sample or fail in this step.
-
-        failed: slots that a processor has refused, and why. trees: the drafts that are trees, by slot.
-        """
-        gained = self._verifier.verify(batch, rows, logits, failed, trees) if logits is not None else {}
+    def sample(self, step: LaunchedStep) -> dict[int, SequenceResult]:
+        """Results by slot, of the sequences that sample or fail in this step."""
+        rows, logits, failed = step.rows, step.logits, step.failed
+        gained = self._gained(step, logits) if logits is not None else {}
         wants_logprobs = logits is not None and rows.sampling_state(self._table).wants_logprobs
         results: dict[int, SequenceResult] = {}
         asked: list[tuple[SequenceResult, list[int]]] = []  # whose log-probabilities are wanted, and their rows
-        for scheduled in batch.sequences:
+        for scheduled in step.batch.sequences:
             slot = scheduled.slot
             if not scheduled.samples:
                 self._table.finish(scheduled, [])
@@ -50,17 +39,19 @@ class StepSampler:
             tokens, at = gained[slot]
             result = self._result(scheduled, tokens, failed)
             if wants_logprobs and result.error is None and self._table.logprobs[slot] >= 0:
-                every = list(range(at.start, at.stop)) if isinstance(at, slice) else at
-                asked.append((result, every[: len(result.token_ids)]))
+                asked.append((result, at[: len(result.token_ids)]))
             results[slot] = result
         if asked and logits is not None:
             self._add_logprobs(asked, logits)
         return results
 
-    @property
-    def send(self) -> Upload:
-        """``SamplingPipeline.send``."""
-        return self._sampling.send
+    def _gained(self, step: LaunchedStep, logits: Tensor) -> dict[int, Gain]:
+        """What each sequence that samples gains, by slot."""
+        if step.rows.has_drafts:
+            return self._drafting.verify(step)
+        picked = self._sampling.sample_valid(logits, step.rows, step.failed)
+        slots = step.rows.slots.tolist()
+        return {slot: ([token], [row]) for row, (slot, token) in enumerate(zip(slots, picked, strict=True))}
 
     def reads_history(self, rows: StepRows) -> bool:
         """Whether the tokens of rows can only be chosen when the host has seen every token before them."""
@@ -76,36 +67,21 @@ class StepSampler:
                 results[slot] = SequenceResult(slot, results[slot].token_ids[:end], is_complete=True)
         return results
 
-    def may_end(self, rows: StepRows) -> bool:
-        """Whether a processor may say that the output of one of the rows' sequences is complete."""
-        return self._sampling.may_end(rows.slot_set)
-
-    def pick(
-        self,
-        batch: Batch,
-        rows: StepRows,
-        logits: Tensor,
-        failed: dict[int, BlameSequence],
-        trees: dict[int, DraftTree],
-    ) -> Tensor:
-        """``Verifier.pick``: a token for every row, which the host does not wait for."""
-        return self._verifier.pick(batch, rows, logits, failed, trees)
+    def pick(self, step: LaunchedStep, logits: Tensor) -> Tensor:
+        """A token for every row, [num_rows] int64 as ``SamplingPipeline.pick``, which the host does not wait for."""
+        if step.rows.has_drafts:
+            return self._drafting.pick(step)
+        return self._sampling.pick(logits, step.rows, step.failed)
 
     def verified(
-        self,
-        scheduled: ScheduledSequence,
-        picked: list[int],
-        row: int,
-        failed: dict[int, BlameSequence],
-        tree: DraftTree | None,
+        self, step: LaunchedStep, scheduled: ScheduledSequence, picked: list[int], row: int
     ) -> tuple[SequenceResult, list[int]]:
         """The result of a sequence with drafts, whose rows from ``row`` on got ``picked``, and the rows it stands on.
 
         The table takes the step in.
         """
-        tokens, at = self._verifier.gained(scheduled, picked, row, tree)
-        rows = list(range(at.start, at.stop)) if isinstance(at, slice) else at
-        return self._result(scheduled, tokens, failed), rows
+        tokens, rows = self._drafting.gained(step, scheduled, picked, row)
+        return self._result(scheduled, tokens, step.failed), rows
 
     def settled(self, slot: int, token: int | None, failed: dict[int, BlameSequence]) -> SequenceResult | None:
         """The result of a sequence whose step has counted already; None for a chunk of a prompt, which has none.
@@ -126,11 +102,12 @@ class StepSampler:
         slot = scheduled.slot
         self._note_unpicked(slot, tokens, failed)
         stand = self._ends(slot, tokens, failed)
+        finish = self._drafting.finish if scheduled.draft_token_ids else self._table.finish
         if slot in failed:
-            self._table.finish(scheduled, [0] * len(tokens))
+            finish(scheduled, [0] * len(tokens))
             return failure(failed[slot])
         tokens = tokens[:stand]
-        self._table.finish(scheduled, tokens)
+        finish(scheduled, tokens)
         return SequenceResult(slot, tokens, is_complete=stand is not None)
 
     def _note_unpicked(self, slot: int, tokens: list[int], failed: dict[int, BlameSequence]) -> None:

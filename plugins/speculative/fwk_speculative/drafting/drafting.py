@@ -1,31 +1,29 @@
-"""The runner's side of a speculative decoder: asks for drafts, and keeps how they were made until verification."""
+"""A worker's side of a speculative decoder: asks for drafts, and keeps how they were made until verification."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fwk.interfaces.attention import AttentionBackend, AttentionLayer
+from fwk.interfaces.drafting import DraftingParts, Positions
 from fwk.interfaces.speculative import Drafts, DraftView, SpeculativeDecoder, TargetStep, Verified
+from fwk.interfaces.step import LaunchedStep, StepRows
 from fwk.types import Batch, ForwardBatch, ScheduledSequence, SequenceResult
-from fwk.worker.drafting.draft_ahead import ComingDrafts, leave_after
-from fwk.worker.drafting.draft_steps import Steps
-from fwk.worker.drafting.draft_store import DraftStore, StoredDrafts, on_host
-from fwk.worker.drafting.draft_tree import DraftTree
-from fwk.worker.drafting.part_drafts import NoPartDrafts
-from fwk.worker.runner.inputs import InputBuffers
-from fwk.worker.runner.sequence_table import SequenceTable
-from fwk.worker.runner.step_rows import StepRows
-from fwk.worker.sampling.pipeline import SamplingPipeline
-
-if TYPE_CHECKING:
-    from fwk.worker.runner.in_flight import Launched
+from fwk_speculative.drafting.chains import ChainDrafting
+from fwk_speculative.drafting.draft_ahead import ComingDrafts, leave_after
+from fwk_speculative.drafting.draft_steps import Steps
+from fwk_speculative.drafting.draft_store import DraftStore, on_host
+from fwk_speculative.drafting.draft_tree import DraftTree, positions_in_trees, tree_mask
+from fwk_speculative.drafting.inputs import DraftInputs
+from fwk_speculative.drafting.notes import LateRows, StepNotes
+from fwk_speculative.drafting.part_drafts import NoPartDrafts
+from fwk_speculative.drafting.running_ahead import RunningAhead
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,159 +37,128 @@ class Proposal:
 CERTAIN = Proposal(None, None)
 
 
-class NoDrafting:
-    """The runner's drafts when there is no speculative decoder."""
-
-    max_drafts = 0
-    max_levels = 0
-    """Most drafts of a sequence that are accepted in a step."""
-    reads_hidden = False
-    num_taps = 0
-    runs_ahead = False
-    """Whether steps are planned while drafts are in flight (``SpeculativeDecoder.drafts_ahead``, ``drafts_late``)."""
-    drafts_trees = False
-    """Whether those may be trees (``SpeculativeDecoder.drafts_trees``)."""
-    is_early = False
-    """Whether sequences that run ahead are drafted for as soon as a step is launched (``draft_early``)."""
-    moves_early = False
-    """Whether they are drafted for when it is collected, and their drafts may be trees: then ``draft_early`` only moves
-    K/V of the accepted paths, which the next step reads."""
-    of_parts = NoPartDrafts()
-    """What features draft, whatever the decoder says."""
-
-    def draft(
-        self, sampled: list[ScheduledSequence], results: dict[int, SequenceResult], following: Batch | None = None
-    ) -> None:
-        """Put drafts into the results of a step. following: the one that was launched after it already."""
-        self.propose(sampled, results, following)
-        if not self.of_parts.is_any:
-            return
-        for slot in self.of_parts.enter(sampled, results, self.parents):
-            self.replace(slot)
-
-    def forget(self, slots: Sequence[int]) -> None:
-        """These slots' sequences are gone."""
-
-    def trees(self, sequences: Iterable[ScheduledSequence]) -> dict[int, DraftTree]:
-        """The trees among the drafts of this step that the host knows, by slot."""
-        return {}
-
-    def has_hidden_trees(self, sequences: Iterable[ScheduledSequence]) -> bool:
-        """Whether some of this step's drafts are trees that only the device knows."""
-        return False
-
-    def enter(self, batch: Batch, forward: ForwardBatch, rows: StepRows) -> StoredDrafts | None:
-        """Put drafts that only the device knows into a step's inputs; None where it has none of them."""
-        return None
-
-    def drawn(self, slot: int) -> Tensor | None:
-        """The distributions the drafts of a slot were drawn from: [num_drafts, vocab_size]; None: they were certain."""
-        return None
-
-    def parents(self, slot: int) -> list[int] | None:
-        """Which of a slot's newest drafts each of them follows; None for a chain."""
-        return None
-
-    def replace(self, slot: int) -> None:
-        """Others take the place of a slot's newest drafts: a chain, and certain."""
-
-    def is_relaxed(self, slot: int) -> bool:
-        """Whether the drafts of a slot are kept more often than the target would pick them."""
-        return False
-
-    def follow(self, forward: ForwardBatch) -> None:
-        """The target has computed these tokens."""
-
-    def learn(
-        self,
-        batch: Batch,
-        forward_start: np.ndarray,
-        hidden: Tensor,
-        results: dict[int, SequenceResult],
-        trees: dict[int, DraftTree],
-        computed: np.ndarray | None = None,
-    ) -> None:
-        """Tell the decoder what the target computed of the tokens that stand; the table has taken them in.
-
-        forward_start: [num_seqs + 1]: first row of each sequence in ``hidden``, as ``StepModel.run`` returns it.
-        computed: [num_seqs] tokens of each before the step; None: what the table says, for there is no later step.
-        """
-
-    def draft_early(self, step: Launched, picked: Tensor, newest: Tensor, rejected: Tensor) -> None:
-        """Move K/V of accepted paths of the sequences that run ahead, and draft for them (``InFlight``'s ``Early``)."""
-
-    def keep(self, slot: int, path: list[int]) -> None:
-        """Move the K/V of the accepted drafts of a tree (indices) to where a chain's would be.
-
-        Comes before the table takes the tokens in.
-        """
-
-    def propose(
-        self, sampled: list[ScheduledSequence], results: dict[int, SequenceResult], following: Batch | None
-    ) -> None:
-        """Tell the decoder what became of its drafts, and put new ones into the results."""
-
-
-class Drafting(NoDrafting):
+class DecoderDrafting(ChainDrafting):
     """A decoder, the drafts it has made that are not verified yet, and the steps of its own model."""
 
-    def __init__(  # noqa: PLR0913 - the parts of a worker that drafts are made with
+    def __init__(
         self,
         decoder: SpeculativeDecoder,
-        table: SequenceTable,
-        inputs: InputBuffers,
-        attention: AttentionBackend,
-        layers: list[AttentionLayer],
-        sampling: SamplingPipeline,
-        num_taps: int = 0,
+        parts: DraftingParts,
+        of_parts: NoPartDrafts,
+        ahead: RunningAhead,
         store: DraftStore | None = None,
         *,
         runs_ahead: bool = False,
     ) -> None:
         """runs_ahead: steps may be planned while drafts are in flight, as the decoder can.
 
-        num_taps: of the target that ``learn`` gets alongside its hidden states.
-
         store: keeps drafts on a device that is not the host until they are verified.
+
+        - ``max_levels``: most drafts of a sequence that are accepted in a step.
+        - ``is_early``: sequences that run ahead are drafted for as soon as a step is launched.
+        - ``moves_early``: they are drafted for when it is collected, and their drafts may be trees: at the launch only
+          K/V of accepted paths are moved, which the next step reads.
         """
+        super().__init__(parts, of_parts, ahead, decoder.acceptance)
         self._decoder = decoder
         self._store = store
-        self.num_taps = num_taps
-        self._table = table
-        self._attention = attention
-        self.layers = layers
-        self._steps = (inputs, sampling)
+        self.num_taps = parts.num_taps
+        self._move, self.plan = parts.move, parts.plan
+        self._inputs = DraftInputs(parts.table, parts.inputs)
         self._made: dict[int, Proposal] = {}
         self._coming: dict[int, list[int]] = {}  # by slot: parents of the newest tree of a sequence that runs ahead
+        self._known: dict[int, DraftTree] = {}  # the trees of the step that is being prepared, by slot
         self.max_drafts, self.max_levels = decoder.max_drafts, decoder.max_levels
         self.reads_hidden = decoder.reads_hidden
         self.runs_ahead = runs_ahead
         self.is_early = runs_ahead and decoder.drafts_late
-        self.drafts_trees = decoder.drafts_trees
         self.moves_early = runs_ahead and decoder.drafts_trees and not decoder.drafts_late
 
-    def enter(self, batch: Batch, forward: ForwardBatch, rows: StepRows) -> StoredDrafts | None:
-        if self._store is None:
-            return None
-        draws = not rows.sampling_state(self._table).all_greedy
-        return self._store.enter(batch, forward, rows, draws=draws)
+    def begin(self, slot: int) -> None:
+        if self.runs_ahead and self._may_run_ahead(slot):
+            self.ahead.begin(slot)
+
+    def _may_run_ahead(self, slot: int) -> bool:
+        """Whether all that follows from the number of accepted drafts is done where that is known, on the device."""
+        parts = self.table.parts_of(np.array([slot]))
+        return (
+            not any(part.needs_lengths for part in parts) and self._is_exact(slot) and self.sampling.may_be_late(slot)
+        )
+
+    def _is_exact(self, slot: int) -> bool:
+        """Whether drafts of a slot are kept as the target would pick them."""
+        return bool(self.table.is_greedy[slot]) or self._decoder.acceptance.is_exact
 
     def forget(self, slots: Sequence[int]) -> None:
         for slot in slots:
             self.replace(slot)
         if slots:
+            self.ahead.forget(slots)
             self._decoder.forget(slots)
 
-    def trees(self, sequences: Iterable[ScheduledSequence]) -> dict[int, DraftTree]:
-        found: dict[int, DraftTree] = {}
-        for scheduled in sequences:
+    def trees(self, batch: Batch) -> Positions | None:
+        found = self._known = dict[int, DraftTree]()
+        for scheduled in batch.sequences:
             made = self._made.get(scheduled.slot) if scheduled.draft_token_ids else None
             if made is not None and made.parents is not None:
                 found[scheduled.slot] = DraftTree(scheduled.draft_token_ids, made.parents)
-        return found
+        if found:
+            return partial(positions_in_trees, trees=found)
+        are_stored = self._store is not None and self._store.has_trees(batch.sequences)
+        return _as_they_are if are_stored else None
 
-    def has_hidden_trees(self, sequences: Iterable[ScheduledSequence]) -> bool:
-        return self._store is not None and self._store.has_trees(sequences)
+    def enter(self, step: LaunchedStep, forward: ForwardBatch) -> None:
+        notes = step.drafts = StepNotes(self._known)
+        if self.runs_ahead:
+            self.ahead.shorten(step, forward)
+            step.num_ahead = self.ahead.drafts_in(step)
+        if self._known:
+            assert step.rows.plan is not None
+            slots, num_new, _ = step.rows.plan
+            forward.tree_mask = self._inputs.send(tree_mask(slots.tolist(), num_new.tolist(), self._known))
+        if self._store is not None:
+            draws = not step.rows.sampling_state(self.table).all_greedy
+            notes.stored = self._store.enter(step.batch, forward, step.rows, draws=draws)
+            step.numbers = None if notes.stored is None else notes.stored.numbers
+
+    def computed(self, step: LaunchedStep, forward: ForwardBatch) -> None:
+        self._decoder.follow(forward)
+        notes = StepNotes.of(step)
+        if self.is_early or (self.moves_early and notes.stored is not None):
+            notes.late = LateRows.of(self.table, forward, step.rows, self._inputs.send)
+            assert step.rows.plan is not None
+            if step.hidden is not None and not self.ahead.slots[step.rows.plan[0]].all():
+                # Some is read when the step is collected, and another was launched then.
+                step.hidden = step.hidden.clone()
+
+    def accept(self, step: LaunchedStep, picked: Tensor, newest: Tensor) -> None:
+        self.ahead.accept(step, picked, newest)
+
+    def chosen(self, step: LaunchedStep, picked: Tensor | None, newest: Tensor) -> None:
+        if StepNotes.of(step).late is None:
+            return
+        assert step.rows.plan is not None
+        both = self._inputs.send(np.stack((step.rows.plan[0], self.ahead.of_step(step))))
+        newest, rejected = newest.index_select(0, both[0]), self.ahead.rejected.index_select(0, both[1])
+        self.draft_early(step, newest if picked is None else picked, newest, rejected)
+
+    def arrived(self, step: LaunchedStep, numbers: Tensor) -> None:
+        notes = StepNotes.of(step)
+        assert notes.stored is not None
+        notes.trees |= notes.stored.learn(numbers)
+
+    def settled(self, step: LaunchedStep, sampled: list[ScheduledSequence], results: dict[int, SequenceResult]) -> None:
+        notes, following = StepNotes.of(step), step.following
+        if step.hidden is not None:
+            self.learn(step, step.hidden, results)
+        going_on = [s for s in sampled if results[s.slot].goes_on]
+        self.propose(going_on, results, None if following is None else following.batch)
+        self.enter_parts(going_on, results)
+        if notes.early:
+            newer = {} if following is None else StepNotes.of(following).early
+            for slot in (s.slot for s in going_on if s.slot in notes.early):  # those that come after the newest step
+                results[slot].draft_token_ids = [0] * newer.get(slot, notes.early[slot])
+        self.ahead.tell(results)
 
     def drawn(self, slot: int) -> Tensor | None:
         made = self._made.get(slot)
@@ -210,29 +177,22 @@ class Drafting(NoDrafting):
         if self._store is not None:
             self._store.drop(slot)
 
-    def follow(self, forward: ForwardBatch) -> None:
-        self._decoder.follow(forward)
+    def learn(self, step: LaunchedStep, hidden: Tensor, results: dict[int, SequenceResult]) -> None:
+        """Tell the decoder what the target computed of the tokens that stand; the table has taken them in.
 
-    def learn(
-        self,
-        batch: Batch,
-        forward_start: np.ndarray,
-        hidden: Tensor,
-        results: dict[int, SequenceResult],
-        trees: dict[int, DraftTree],
-        computed: np.ndarray | None = None,
-    ) -> None:
-        if not self.reads_hidden:
-            return
+        hidden: as ``StepModel.run`` returns it.
+        """
+        notes, forward_start = StepNotes.of(step), step.rows.query_start
+        trees, computed = notes.trees, None if notes.late is None else notes.late.computed
         slots: list[int] = []
         rows: list[np.ndarray] = []
         chosen: list[int] = []
-        for i, scheduled in enumerate(batch.sequences):
+        for i, scheduled in enumerate(step.batch.sequences):
             slot, num_drafts = scheduled.slot, len(scheduled.draft_token_ids)
             result = results.get(slot)
-            if self.is_early and self._table.runs_ahead[slot]:
+            if self.is_early and self.ahead.slots[slot]:
                 continue
-            if result is not None and (not result.goes_on or self._table.is_undone(scheduled, result.token_ids)):
+            if result is not None and (not result.goes_on or self.table.is_undone(scheduled, result.token_ids)):
                 continue
             first, end = int(forward_start[i]), int(forward_start[i + 1])
             known = np.arange(first, end - num_drafts)
@@ -244,62 +204,67 @@ class Drafting(NoDrafting):
         if slots:
             where = np.array(slots, np.int64)
             counts = np.array([len(some) for some in rows], np.int64)
-            ends = self._table.num_computed[where] if computed is None else computed[chosen] + counts
+            ends = self.table.num_computed[where] if computed is None else computed[chosen] + counts
             self._decoder.learn(self._step(where, rows, hidden, ends))
 
-    def draft_early(self, step: Launched, picked: Tensor, newest: Tensor, rejected: Tensor) -> None:
+    def draft_early(self, step: LaunchedStep, picked: Tensor, newest: Tensor, rejected: Tensor) -> None:
+        """Move K/V of accepted paths of the sequences that run ahead, and draft for them.
+
+        picked: [num_rows] int64; newest, rejected: [num_seqs] int64, each one's newest token and how many of its
+        drafts in this step were rejected.
+        """
+        notes = StepNotes.of(step)
         assert step.rows.plan is not None
-        assert step.late is not None
+        assert notes.late is not None
         slots, num_new, samples = step.rows.plan
-        is_mine = self._table.runs_ahead[slots]
+        is_mine = self.ahead.slots[slots]
         if not is_mine.any():
             return
         started = time.perf_counter()
-        send, places = self._steps[1].send, np.flatnonzero(is_mine)
-        if step.late.order is not None:
-            self._keep_early(step, step.late.order)
+        send, places = self._inputs.send, np.flatnonzero(is_mine)
+        if notes.late.order is not None:
+            self._keep_early(step, notes.late, notes.late.order)
         if not self.is_early:
             return
         if step.hidden is not None:
-            self._learn_early(step, places, picked, rejected)
+            self._learn_early(step, step.hidden, places, picked, rejected)
         places = np.flatnonzero(is_mine & samples)
         if len(places):
             slots = slots[places]
             at = send(places)
-            num_tokens = step.late.computed[places] + num_new[places] + 1
-            fewer = step.late.num_fewer.index_select(0, at) + rejected.index_select(0, at)
+            num_tokens = notes.late.computed[places] + num_new[places] + 1
+            fewer = notes.late.num_fewer.index_select(0, at) + rejected.index_select(0, at)
             most = self._most(slots, num_tokens)
-            steps = Steps(self.plan, *self._steps, slots, num_tokens, fewer, 2 * self.max_drafts)
-            view = DraftView(slots, num_tokens, most, self._table.token_ids, steps)
-            view.newest, view.namespaces = newest.index_select(0, at), self._table.namespaces
+            steps = Steps(self.plan, self._inputs, self.sampling, slots, num_tokens, fewer, 2 * self.max_drafts)
+            view = DraftView(slots, num_tokens, most, self.table.token_ids, steps)
+            view.newest, view.namespaces = newest.index_select(0, at), self.table.namespaces
             drafts = self._proposed(view)
             counts = [0] * len(slots)
             if isinstance(drafts.token_ids, Tensor):
                 assert self._store is not None
                 counts = self._store.put(slots, drafts, most)
             self._made.update(dict.fromkeys(slots.tolist(), CERTAIN))
-            step.early = dict(zip(slots.tolist(), counts, strict=True))
+            notes.early = dict(zip(slots.tolist(), counts, strict=True))
         step.drafting = time.perf_counter() - started
 
-    def _keep_early(self, step: Launched, order: Tensor) -> None:
+    def _keep_early(self, step: LaunchedStep, late: LateRows, order: Tensor) -> None:
         """``keep`` of all trees of sequences that run ahead, as far down as a path can go: only the device knows it."""
-        assert step.num_drafts is not None
-        assert step.late is not None
-        chosen = np.flatnonzero(step.num_drafts)
-        counts = step.num_drafts[chosen]
+        assert step.num_ahead is not None
+        chosen = np.flatnonzero(step.num_ahead)
+        counts = step.num_ahead[chosen]
         begin, counts = step.rows.query_start[chosen + 1] - counts, np.minimum(counts, self.max_levels)
-        target = self._steps[1].send(np.repeat(begin - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum()))
+        target = self._inputs.send(np.repeat(begin - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum()))
         source = order.index_select(0, target)
-        for group, places in enumerate(step.late.kv_places):
-            layers = [layer for layer in self.layers if layer.kv_group == group]
-            self._attention.move(layers, places.index_select(0, source), places.index_select(0, target))
+        for group, places in enumerate(late.kv_places):
+            self._move(group, places.index_select(0, source), places.index_select(0, target))
 
-    def _learn_early(self, step: Launched, places: np.ndarray, picked: Tensor, rejected: Tensor) -> None:
+    def _learn_early(
+        self, step: LaunchedStep, hidden: Tensor, places: np.ndarray, picked: Tensor, rejected: Tensor
+    ) -> None:
         """``learn`` of the sequences at ``places`` of a step, all of their rows: only the device knows which stand."""
-        rows, late, table, send = step.rows, step.late, self._table, self._steps[1].send
+        rows, late, table, send = step.rows, StepNotes.of(step).late, self.table, self._inputs.send
         assert rows.plan is not None
         assert late is not None
-        assert step.hidden is not None
         slots, num_new, _ = rows.plan
         begin = rows.query_start
         counts = num_new[places]
@@ -323,13 +288,13 @@ class Drafting(NoDrafting):
             tokens = torch.where(at[2] < 0, tokens, picked.index_select(0, at[2].clamp(min=0)))
         ends = send(np.stack((places, starts[1:] - 1)))
         fewer, last = late.num_fewer.index_select(0, ends[0]), ends[1] - rejected.index_select(0, ends[0])
-        stays = order is None and len(together) == step.hidden.shape[0]
-        hidden = step.hidden if stays else step.hidden.index_select(0, at[0])
+        stays = order is None and len(together) == hidden.shape[0]
+        hidden = hidden if stays else hidden.index_select(0, at[0])
         own, *taps = hidden.chunk(1 + self.num_taps, 1)
 
         def batch() -> ForwardBatch:
             first = late.computed[places]
-            return self.plan(self._steps[0].prepare_next_late(slots[places], tokens, first, starts, fewer, last))
+            return self.plan(self._inputs.prepare_next_late(slots[places], tokens, first, starts, fewer, last))
 
         self._decoder.learn(TargetStep(slots[places], starts, own, tuple(taps), batch, last))
 
@@ -339,33 +304,33 @@ class Drafting(NoDrafting):
         np.cumsum(counts, out=starts[1:])
         together = np.concatenate(rows)
         if len(together) != hidden.shape[0]:
-            hidden = hidden.index_select(0, self._steps[1].send(together))
+            hidden = hidden.index_select(0, self._inputs.send(together))
         own, *taps = hidden.chunk(1 + self.num_taps, 1)
 
         def batch() -> ForwardBatch:
             positions = np.arange(starts[-1]) - np.repeat(starts[1:] - ends, counts)
-            return self.plan(self._steps[0].prepare_next(np.repeat(slots, counts), positions, starts, ends))
+            return self.plan(self._inputs.prepare_next(slots, positions, starts, ends))
 
-        return TargetStep(slots, starts, own, tuple(taps), batch, self._steps[1].send(starts[1:] - 1))
+        return TargetStep(slots, starts, own, tuple(taps), batch, self._inputs.send(starts[1:] - 1))
 
     def keep(self, slot: int, path: list[int]) -> None:
         if path == list(range(len(path))):
             return
-        table = self._table
+        table = self.table
         first = int(table.num_tokens[slot])
-        send = self._steps[1].send
+        send = self._inputs.send
         for group in range(len(table.block_tables)):
-            layers = [layer for layer in self.layers if layer.kv_group == group]
             source = table.kv_slots(slot, first + np.array(path, np.int64), group)
             target = table.kv_slots(slot, first + np.arange(len(path)), group)
-            self._attention.move(layers, send(source), send(target))
+            self._move(group, send(source), send(target))
 
     def propose(
         self, sampled: list[ScheduledSequence], results: dict[int, SequenceResult], following: Batch | None
     ) -> None:
+        """Tell the decoder what became of its drafts, and put new ones into the results."""
         if not sampled:
             return
-        table, made = self._table, self._made
+        table, made = self.table, self._made
         own = [s for s in sampled if s.slot in made]  # not those that others took the place of
         self._decoder.observe(
             Verified(
@@ -382,7 +347,7 @@ class Drafting(NoDrafting):
             coming = {s.slot: ComingDrafts(s.draft_token_ids, self._coming.get(s.slot)) for s in following.sequences}
         num_tokens = table.num_tokens[slots] - table.unknown[slots]
         most = self._most(slots, num_tokens)
-        steps = Steps(self.plan, *self._steps, slots, num_tokens)
+        steps = Steps(self.plan, self._inputs, self.sampling, slots, num_tokens)
         view = DraftView(slots, num_tokens, most, table.token_ids, steps, namespaces=table.namespaces)
         if coming:
             levels = [1 + coming[slot].num_levels if slot in coming else 0 for slot in slots.tolist()]
@@ -413,7 +378,7 @@ class Drafting(NoDrafting):
         assert self._store is not None, "steps run ahead on a device alone"
         for slot in slots.tolist():
             self._coming.pop(slot, None)
-        is_mine = self._table.runs_ahead[slots]
+        is_mine = self.ahead.slots[slots]
         if parents is None or not is_mine.any():
             return slots, drafts, most
         mine, rest = np.flatnonzero(is_mine).tolist(), np.flatnonzero(~is_mine).tolist()
@@ -438,16 +403,16 @@ class Drafting(NoDrafting):
         Not of those for which that was done early, nor of those whose step is undone: their next one computes what
         stands, and no drafts.
         """
-        table = self._table
+        table = self.table
         slots = np.array([s.slot for s in sampled], np.int64)
         if self.is_early:
-            slots = slots[~table.runs_ahead[slots]]
+            slots = slots[~self.ahead.slots[slots]]
         undone = {s.slot for s in sampled if table.has_states and table.is_undone(s, results[s.slot].token_ids)}
         return np.array([slot for slot in slots.tolist() if slot not in undone], np.int64) if undone else slots
 
     def _most(self, slots: np.ndarray, num_tokens: np.ndarray) -> np.ndarray:
         """Drafts that there is room for after so many tokens: [num_seqs] each."""
-        table = self._table
+        table = self.table
         room = np.minimum(table.num_blocks[slots] * table.block_size, table.token_ids.shape[1] - 1) - num_tokens
         return np.clip(room, 0, self._decoder.max_drafts)
 
@@ -458,9 +423,9 @@ class Drafting(NoDrafting):
         the device knows how many tokens come before each.
         """
         rows = StepRows(slots, slots, num_tokens)
-        if not self._decoder.acceptance.is_exact or self._steps[1].reads_history(rows):
+        if not self._decoder.acceptance.is_exact or self.sampling.reads_history(rows):
             return False
-        return drafts.parents is None or all(map(self._steps[1].takes_places_late, slots.tolist()))
+        return drafts.parents is None or all(map(self.sampling.takes_places_late, slots.tolist()))
 
     def _keep(self, slots: np.ndarray, drafts: Drafts, most: np.ndarray, results: dict[int, SequenceResult]) -> None:
         """Put drafts into the results, for the host to know."""
@@ -485,10 +450,10 @@ class Drafting(NoDrafting):
             results[slot].draft_token_ids = tokens[: int(most[i])]
             start = end
 
-    def plan(self, forward: ForwardBatch) -> ForwardBatch:
-        """Make a batch ready for a forward pass."""
-        forward.plan = self._attention.plan(forward, self.layers)
-        return forward
+
+def _as_they_are(positions: np.ndarray, slots: np.ndarray, starts: np.ndarray, seq_lens: np.ndarray) -> np.ndarray:
+    """Positions of trees that only the device knows: it changes them."""
+    return positions
 
 
 def _row_tokens(rows: StepRows) -> np.ndarray:

@@ -9,22 +9,22 @@ import torch
 from torch import Tensor
 
 from fwk.errors import BlameSequence
+from fwk.interfaces.drafting import TokenSampling
 from fwk.interfaces.speculative import DraftSteps
+from fwk.interfaces.step import StepRows
 from fwk.types import ForwardBatch
-from fwk.worker.drafting.draft_tree import DraftTree
-from fwk.worker.runner.inputs import InputBuffers
-from fwk.worker.runner.step_rows import StepRows
-from fwk.worker.sampling.pipeline import SamplingPipeline
+from fwk_speculative.drafting.draft_tree import DraftTree
+from fwk_speculative.drafting.inputs import DraftInputs
 
 
 class Steps(DraftSteps):
-    """Core's: inputs come from the worker's buffers, picks from its samplers."""
+    """Those of a worker: inputs come from the worker's buffers, picks from its samplers."""
 
     def __init__(
         self,
         plan: Callable[[ForwardBatch], ForwardBatch],
-        inputs: InputBuffers,
-        sampling: SamplingPipeline,
+        inputs: DraftInputs,
+        sampling: TokenSampling,
         slots: np.ndarray,
         num_tokens: np.ndarray,
         num_fewer: Tensor | None = None,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from fwk.features.worker import WorkerFeatures
+from fwk.interfaces.feature import WorkerPart
+from fwk.interfaces.step import SequenceRecords
 from fwk.types import ScheduledSequence, SequenceResult
-from fwk.worker.runner.sequence_table import SequenceTable
 
 Parents = Callable[[int], list[int] | None]
 """Of a slot: which of its newest drafts each of them follows; None for a chain."""
@@ -37,9 +37,9 @@ class PartDrafts(NoPartDrafts):
     It takes the place of a decoder's drafts that begin otherwise.
     """
 
-    def __init__(self, features: WorkerFeatures, table: SequenceTable, num_slots: int) -> None:
-        """num_slots: the first slots, whose sequences are drafted for."""
-        self._drafting = features.drafting
+    def __init__(self, next_parts: Mapping[int, Sequence[WorkerPart]], table: SequenceRecords, num_slots: int) -> None:
+        """next_parts: as in ``DraftTarget``. num_slots: the first slots, whose sequences are drafted for."""
+        self._next_parts = next_parts
         self._table = table
         self._num_slots = num_slots
 
@@ -65,11 +65,11 @@ class PartDrafts(NoPartDrafts):
 
     @property
     def is_any(self) -> bool:
-        return bool(self._drafting)
+        return bool(self._next_parts)
 
     def _next_tokens(self, slot: int) -> Sequence[int]:
         """Of the first part that says something."""
-        told = (part.next_tokens(slot) for part in self._drafting.get(slot, ()))
+        told = (part.next_tokens(slot) for part in self._next_parts.get(slot, ()))
         return next((tokens[:MAX_DRAFTS] for tokens in told if tokens), ())
 
 

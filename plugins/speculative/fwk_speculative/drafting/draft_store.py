@@ -11,9 +11,9 @@ from torch import Tensor
 
 from fwk.interfaces.device import Upload
 from fwk.interfaces.speculative import Drafts
+from fwk.interfaces.step import StepRows
 from fwk.types import Batch, ForwardBatch, ScheduledSequence
-from fwk.worker.drafting.draft_tree import DraftTree, ancestors, depths, tree_mask
-from fwk.worker.runner.step_rows import StepRows
+from fwk_speculative.drafting.draft_tree import DraftTree, ancestors, depths, tree_mask
 
 
 @dataclass(slots=True)

@@ -4,22 +4,45 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fwk.errors import BlameSequence
+from fwk.interfaces.device import Upload
+from fwk.interfaces.drafting import Gain, TokenSampling
+from fwk.interfaces.speculative import Acceptance
+from fwk.interfaces.step import LaunchedStep, SequenceRecords, StepRows
 from fwk.types import Batch, ScheduledSequence
-from fwk.worker.drafting.acceptance import accepted
-from fwk.worker.drafting.draft_tree import DraftTree
-from fwk.worker.drafting.drafting import NoDrafting
-from fwk.worker.runner.sequence_table import SequenceTable
-from fwk.worker.runner.step_rows import StepRows
-from fwk.worker.sampling.pipeline import SamplingPipeline
+from fwk_speculative.drafting.acceptance import EXACT, accepted
+from fwk_speculative.drafting.draft_tree import DraftTree
+from fwk_speculative.drafting.drawn import Drawn
+from fwk_speculative.drafting.notes import StepNotes
 
-Gain = tuple[list[int], slice | list[int]]
-"""A sequence's new tokens (accepted drafts and the one after them), and the rows of logits they were sampled from."""
+
+class Made(Protocol):
+    """How drafts were made."""
+
+    def drawn(self, slot: int) -> Tensor | None:
+        """The distributions the drafts of a slot were drawn from: [num_drafts, vocab_size]; None: they were certain."""
+        ...
+
+    def is_relaxed(self, slot: int) -> bool:
+        """Whether the drafts of a slot are kept more often than the target would pick them."""
+        ...
+
+    def keep(self, slot: int, path: list[int]) -> None:
+        """Move the K/V of the accepted drafts of a tree (indices) to where a chain's would be.
+
+        Comes before the table takes the tokens in.
+        """
+        ...
+
+    def has_moved(self, slot: int) -> bool:
+        """Whether the device has moved them already."""
+        ...
 
 
 class Verifier:
@@ -28,24 +51,25 @@ class Verifier:
     A sequence without drafts gains one token.
     """
 
-    def __init__(self, table: SequenceTable, sampling: SamplingPipeline, drafting: NoDrafting) -> None:
+    def __init__(
+        self,
+        table: SequenceRecords,
+        sampling: TokenSampling,
+        send: Upload,
+        made: Made,
+        acceptance: Acceptance = EXACT,
+    ) -> None:
         self._table = table
         self._sampling = sampling
-        self._drafting = drafting
+        self._send = send
+        self._made = made
+        self._acceptance = acceptance
 
-    def verify(
-        self,
-        batch: Batch,
-        rows: StepRows,
-        logits: Tensor,
-        failed: dict[int, BlameSequence],
-        trees: dict[int, DraftTree],
-    ) -> dict[int, Gain]:
-        """What each sequence that samples gains, by slot.
-
-        failed: slots without a result and why; more are added. trees: the drafts that are trees, by slot.
-        """
-        rows = self._with_drawn(batch, rows)
+    def verify(self, step: LaunchedStep) -> dict[int, Gain]:
+        """What each sequence that samples gains, by slot."""
+        assert step.logits is not None
+        logits, failed, trees = step.logits, step.failed, StepNotes.of(step).trees
+        rows = self._with_drawn(step.batch, step.rows)
         if trees:
             picked = self._sample_chains(rows, logits, failed, trees)
         else:
@@ -53,7 +77,7 @@ class Verifier:
         gained: dict[int, Gain] = {}
         first_rows: dict[int, tuple[int, int]] = {}
         row = 0
-        for place, scheduled in enumerate(batch.sequences):
+        for place, scheduled in enumerate(step.batch.sequences):
             if scheduled.samples:
                 count = 1 + len(scheduled.draft_token_ids)
                 gained[scheduled.slot] = gained_by_chain(scheduled, picked[row : row + count], row)
@@ -63,20 +87,15 @@ class Verifier:
             self._walk_trees(logits, failed, trees, first_rows, gained)
         return gained
 
-    def pick(
-        self,
-        batch: Batch,
-        rows: StepRows,
-        logits: Tensor,
-        failed: dict[int, BlameSequence],
-        trees: dict[int, DraftTree],
-    ) -> Tensor:
-        """Pick a token for every row, [num_rows] int64 as ``SamplingPipeline.pick``, without waiting for the device.
+    def pick(self, step: LaunchedStep) -> Tensor:
+        """Pick a token for every row, [num_rows] int64 as ``TokenSampling.pick``, without waiting for the device.
 
         A row of a tree's draft is one for what follows the path to it. Where processors read the text, the paths to
         the leaves are written into the table in turn, those of all trees side by side.
         """
-        rows = self._with_drawn(batch, rows)
+        assert step.logits is not None
+        logits, failed, trees = step.logits, step.failed, StepNotes.of(step).trees
+        rows = self._with_drawn(step.batch, step.rows)
         if not trees:
             return self._sampling.pick(logits, rows, failed)
         _stand_at_depths(rows, trees, self._table)
@@ -84,7 +103,7 @@ class Verifier:
             return self._sampling.pick(logits, rows, failed)
         picked = torch.full((len(rows.slots),), -1, device=logits.device)
         for some in self._by_paths(rows, trees):
-            index = self._sampling.send(some)
+            index = self._send(some)
             part = self._sampling.pick(logits.index_select(0, index), rows.take(some, index), failed)
             picked.index_copy_(0, index, part)
         return picked
@@ -121,14 +140,16 @@ class Verifier:
             node = child
             path.append(node)
             tokens.append(picked[1 + node])
-        if not self._table.runs_ahead[scheduled.slot]:
-            self._drafting.keep(scheduled.slot, path)
+        if not self._made.has_moved(scheduled.slot):
+            self._made.keep(scheduled.slot, path)
         tree.path = path
         return tokens, [row, *(row + 1 + draft for draft in path)]
 
     def _with_drawn(self, batch: Batch, rows: StepRows) -> StepRows:
-        drawn = self._drawn(batch) if rows.has_drafts else {}
-        return dataclasses.replace(rows, drawn=drawn) if drawn else rows
+        found = self._drawn(batch)
+        if not found:
+            return rows
+        return dataclasses.replace(rows, drawn=Drawn(found, self._table, self._send, self._acceptance))
 
     def _sample_chains(
         self, rows: StepRows, logits: Tensor, failed: dict[int, BlameSequence], trees: dict[int, DraftTree]
@@ -137,7 +158,7 @@ class Verifier:
         picked = [-1] * len(rows.slots)
         chains = np.flatnonzero(~np.isin(rows.slots, list(trees)))
         if len(chains):
-            index = self._sampling.send(chains)
+            index = self._send(chains)
             part = self._sampling.sample_valid(logits.index_select(0, index), rows.take(chains, index), failed)
             for row, token in zip(chains.tolist(), part, strict=True):
                 picked[row] = token
@@ -153,7 +174,7 @@ class Verifier:
     ) -> None:
         paths = self._walk(trees, first_rows, logits, failed)
         for slot, (tokens, path) in paths.items():
-            self._drafting.keep(slot, path)
+            self._made.keep(slot, path)
             trees[slot].path = path
             row = first_rows[slot][1]
             gained[slot] = (tokens, [row, *(row + 1 + draft for draft in path)])
@@ -179,7 +200,7 @@ class Verifier:
             rows = [first_rows[slot][1] + 1 + node for slot, node in at.items()]
             places = np.array([first_rows[slot][0] for slot in at], np.int64)
             num_tokens = self._table.num_tokens[slots] + depths
-            part = logits.index_select(0, self._sampling.send(np.array(rows)))
+            part = logits.index_select(0, self._send(np.array(rows)))
             picked = self._sampling.sample_valid(part, StepRows(places, slots, num_tokens, has_drafts=True), failed)
             self._table.token_ids[slots, num_tokens] = np.maximum(picked, 0)
             for slot, token in zip(slots.tolist(), picked, strict=True):
@@ -199,8 +220,8 @@ class Verifier:
         for scheduled in batch.sequences:
             if not scheduled.draft_token_ids:
                 continue
-            proposal = self._drafting.drawn(scheduled.slot)
-            if proposal is not None or self._drafting.is_relaxed(scheduled.slot):
+            proposal = self._made.drawn(scheduled.slot)
+            if proposal is not None or self._made.is_relaxed(scheduled.slot):
                 start = int(self._table.num_tokens[scheduled.slot])
                 for i, draft in enumerate(scheduled.draft_token_ids):
                     found[scheduled.slot, start + i] = (draft, None if proposal is None else proposal[i])
@@ -211,10 +232,10 @@ def gained_by_chain(scheduled: ScheduledSequence, picked: list[int], row: int) -
     """What a sequence gains whose drafts, if it has any, are a chain; its rows begin at ``row``."""
     drafts = scheduled.draft_token_ids
     tokens = accepted(drafts, picked) if drafts else picked
-    return tokens, slice(row, row + len(tokens))
+    return tokens, list(range(row, row + len(tokens)))
 
 
-def _stand_at_depths(rows: StepRows, trees: dict[int, DraftTree], table: SequenceTable) -> None:
+def _stand_at_depths(rows: StepRows, trees: dict[int, DraftTree], table: SequenceRecords) -> None:
     """Correct ``rows.num_tokens`` of trees' drafts, which says where their K/V are."""
     for slot, tree in trees.items():
         mine = np.flatnonzero(rows.slots == slot)
