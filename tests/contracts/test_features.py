@@ -54,6 +54,12 @@ class TestDrafting(FeatureSuite):
         return {"speculative_algorithm": "ngram"}
 
 
+class TestGrammarMasks(FeatureSuite):
+    """Of requests without a grammar; others are in tests/e2e/test_grammar.py."""
+
+    plugin = "grammar_masks"
+
+
 class TestWeightsCache(FeatureSuite):
     """Of weights that nothing packs; packed ones are in tests/plugins/quant."""
 

@@ -15,7 +15,7 @@ from fwk.interfaces.grammar import Grammar
 from fwk.interfaces.sampling import SamplingContext
 from fwk.types import GrammarRequest, SamplingParams
 from fwk.worker.runner.sequence_table import SequenceTable
-from fwk.worker.sampling.grammar import GrammarMasks, GrammarStore
+from fwk_grammar.grammar_masks.masks import CompiledGrammars, GrammarMasks
 
 
 def test_a_backend_is_built_while_others_go_on() -> None:
@@ -26,7 +26,7 @@ def test_a_backend_is_built_while_others_go_on() -> None:
         assert is_loaded.wait(20)
         built.append(threading.current_thread().name)
 
-    store = GrammarStore(_never)
+    store = CompiledGrammars(_never)
     building = store.begin(build)
     is_loaded.set()  # ``begin`` has returned although nothing is built
     building.result(20)
@@ -38,7 +38,7 @@ def test_a_backend_that_cannot_be_built_is_told_and_the_model_served(caplog: pyt
     def build() -> None:
         raise RuntimeError("no such vocabulary")
 
-    store = GrammarStore(_never)
+    store = CompiledGrammars(_never)
     with caplog.at_level(logging.WARNING):
         store.begin(build).result(20)
     assert "no request can be constrained by a grammar: RuntimeError: no such vocabulary" in caplog.text
@@ -89,7 +89,7 @@ def test_outputs_end_together_as_they_do_one_by_one(ignore_eos: bool) -> None:
     picked = [1, 1, 4, 3, 6, EOS, 2, 1]
 
     def told(together: bool) -> list[str]:
-        store = GrammarStore(lambda request: Written(texts[int(request.source)]))
+        store = CompiledGrammars(lambda request: Written(texts[int(request.source)]))
         context = SamplingContext(EOS + 1, len(texts), torch.device("cpu"), (EOS,))
         masks = GrammarMasks(context, store, SequenceTable(len(texts), 16, 16), lambda *_: None)
         for slot in range(len(texts)):
@@ -125,7 +125,7 @@ def test_a_backend_that_fails_for_all_its_grammars_is_told_for_each_of_them(told
                 raise told
             return told  # pyright: ignore[reportReturnType]
 
-    store = GrammarStore(lambda request: (Broken if request.source == "broken" else Written)([1, 2]))
+    store = CompiledGrammars(lambda request: (Broken if request.source == "broken" else Written)([1, 2]))
     context = SamplingContext(EOS + 1, 3, torch.device("cpu"), (EOS,))
     masks = GrammarMasks(context, store, SequenceTable(3, 16, 16), lambda *_: None)
     for slot, source in enumerate(["broken", "sound", "broken"]):

@@ -81,8 +81,8 @@ class LLM:
         """Sampling that the model's makers recommend; nothing uses it by itself."""
         self._grammars = Grammars(setup.factory, lambda: self.text, vocab_size, eos)
         self._chosen = dict(setup.resolution.chosen)
-        self._grammars.use(self._chosen.get("grammar", "none"))
         self.engine: Engine = build_engine(config, plugins, setup)
+        self._grammars.use(self.engine.info.chosen.get("grammar", "none"))
         self._ids = itertools.count()
         context = functools.partial(
             ServerPartContext,

@@ -24,6 +24,8 @@ from fwk.interfaces.feature import (
     WorkerPart,
     WorkerPartContext,
 )
+from fwk.interfaces.grammar import Grammar, GrammarRequest
+from fwk.interfaces.grammar_masks import GrammarStore
 from fwk.interfaces.graphs import StepPieces
 from fwk.interfaces.model import ModelContext
 from fwk.plugins import PluginFactory, choose
@@ -129,6 +131,10 @@ class WorkerFeatures:
     def verifies_drafts(self) -> bool:
         """Whether one of them does."""
         return any(type(part).drafting is not WorkerPart.drafting for part in self._parts)
+
+    def grammars(self, compile_grammar: Callable[[GrammarRequest], Grammar]) -> GrammarStore | None:
+        """What keeps sequences inside their grammars, of the first that does."""
+        return next((found for part in self._parts if (found := part.grammars(compile_grammar)) is not None), None)
 
     def drafting(self, target: DraftTarget) -> DraftingMaker | None:
         """What verifies drafts, of the first that does."""

@@ -15,7 +15,7 @@ from fwk.interfaces.attention import AttentionBackend, AttentionLayer
 from fwk.interfaces.declaration import Declaration
 from fwk.interfaces.device import Event, NoEvent
 from fwk.interfaces.feature_common import Plugins, PromptsServed, Wire
-from fwk.interfaces.grammar import Grammar
+from fwk.interfaces.grammar import Grammar, GrammarRequest
 from fwk.interfaces.model import Encoder, HiddenTap, Model, ModelContext
 from fwk.interfaces.native import NO_THREADS, NativeThreads
 from fwk.interfaces.sampling import LogitsProcessor
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fwk.interfaces.drafting import DraftingMaker, DraftTarget
+    from fwk.interfaces.grammar_masks import GrammarStore
     from fwk.interfaces.graphs import StepPieces
 
 
@@ -233,6 +234,13 @@ class WorkerPart:
 
     def pieces(self, attention: AttentionBackend) -> StepPieces | None:
         """What replays steps with prompts on a device, cut where models call attention; None: it does not."""
+        return None
+
+    def grammars(self, compile_grammar: Callable[[GrammarRequest], Grammar]) -> GrammarStore | None:
+        """What keeps sequences inside their grammars, that ``compile_grammar`` makes of requests; None: nothing does.
+
+        Asked where a grammar backend is chosen, before the model is built.
+        """
         return None
 
     def drafting(self, target: DraftTarget) -> DraftingMaker | None:

@@ -36,7 +36,7 @@ class SequenceRecords(Protocol):
     """A worker's lasting memory of its sequences: one row per slot.
 
     token_ids: [num_slots, max_model_len + 1] int32, of which ``num_tokens`` [num_slots] int64 count; the newest
-        ``unknown`` of them only the device knows yet.
+        ``unknown`` of them only the device knows yet; the first ``num_prompt`` are the prompt's.
     num_computed: [num_slots] int64, tokens whose K/V are there. num_blocks: [num_slots] int64, held of ``block_size``.
     block_tables: for each KV group, [num_slots + 1, max_blocks] int32; the last row, ``null_slot``, is nobody's.
     is_greedy: [num_slots] bool. seeds: [num_slots] uint64. namespaces: as in ``DraftView``.
@@ -45,6 +45,7 @@ class SequenceRecords(Protocol):
 
     token_ids: np.ndarray
     num_tokens: np.ndarray
+    num_prompt: np.ndarray
     unknown: np.ndarray
     num_computed: np.ndarray
     num_blocks: np.ndarray

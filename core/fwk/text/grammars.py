@@ -119,7 +119,7 @@ class Grammars:
         if self._item is None:
             raise InvalidRequest(
                 "this server has no grammar backend, so it cannot constrain output: "
-                "install one, or start it without --grammar-backend none",
+                "install one, and the feature that masks by it, or start it without --grammar-backend none",
                 "grammar",
             )
         if request.kind not in self.kinds:

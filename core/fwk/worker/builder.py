@@ -20,6 +20,7 @@ from fwk.interfaces.device import CacheMemory, Device, MemoryInfo
 from fwk.interfaces.drafting import Drafting
 from fwk.interfaces.executor import WorkerInfo
 from fwk.interfaces.feature import LoadedModel, WorkerPartContext
+from fwk.interfaces.grammar_masks import GrammarStore
 from fwk.interfaces.model import Encoder, Model
 from fwk.interfaces.observer import WorkerObserverContext
 from fwk.interfaces.parallel import ParallelGroup
@@ -46,7 +47,6 @@ from fwk.worker.runner.rehearsal import LargestStep
 from fwk.worker.runner.sequence_table import SequenceTable
 from fwk.worker.runner.staging import StagingRing
 from fwk.worker.runner.uploads import Uploads
-from fwk.worker.sampling.grammar import GrammarStore
 from fwk.worker.sampling.pipeline import SamplingPipeline
 from fwk.worker.sampling.sampling_builder import SamplingBuilder
 from fwk.worker.sampling.step_sampler import StepSampler
@@ -63,8 +63,8 @@ class WorkerParts:
     operations: what the engine can call, by name.
     """
 
-    grammars: GrammarStore
-    operations: dict[str, Callable[..., Any]]
+    operations: dict[str, Callable[..., Any]] = field(default_factory=dict[str, Callable[..., Any]])
+    grammars: GrammarStore | None = None
     runner: ModelRunner | PromptRunner | None = None
     pipeline: SamplingPipeline | None = None
     observers: WorkerObservers | None = None
@@ -72,7 +72,8 @@ class WorkerParts:
     troubles: list[str] = field(default_factory=list[str])  # ``StepResult.troubles``
 
     def close(self) -> None:
-        self.grammars.close()
+        if self.grammars is not None:
+            self.grammars.close()
         if self.pipeline is not None:
             self.pipeline.close()
         if self.observers is not None:
@@ -115,7 +116,7 @@ class WorkerBuilder:
         self._rebuild = Rebuilding(config, setup, self._models)
         send, chosen, reasons = self._uploads.send, self._chosen, self._reasons
         self._sampling = SamplingBuilder(config, setup, self._device, self.threads, send, chosen)
-        self.parts = WorkerParts(self._sampling.grammars, self._sampling.operations())
+        self.parts = WorkerParts()
         self.parts.operations["weights_identity"] = setup.opened.checkpoint.weights_identity
         self._drafts = DraftsBuilder(
             config, setup, self._models, self._plan_attention, self._rings, chosen, reasons, self.parts.troubles
@@ -127,6 +128,9 @@ class WorkerBuilder:
         observers, features = self._observers(), self._features()
         self._models.features = features
         self._drafts.algorithm()  # is refused before any weight is read
+        if self._setup.opened.runner == "generate":
+            self.parts.operations |= self._sampling.use_grammars(features)
+            self.parts.grammars = self._sampling.grammars
         self._capturing.reader = observers.reader
         options, opened = self._config.engine, self._setup.opened
         is_greedy = self._rebuild.is_greedy = torch.zeros(1, dtype=torch.int64) if self._setup.device.is_host else None

@@ -14,7 +14,7 @@ import pytest
 from tests.helpers.checkpoints import make_checkpoint
 
 import fwk
-from fwk import SamplingParams
+from fwk import GrammarRequest, SamplingParams
 from fwk.errors import ConfigError, InvalidRequest
 from fwk.interfaces.dialect import Frontend
 from fwk.interfaces.multimodal import MediaItem
@@ -97,6 +97,19 @@ def test_decoders_without_what_verifies_their_drafts(tmp_path: Path) -> None:
     with fwk.LLM(str(tmp_path), **options) as llm:
         assert llm.generate([[1, 2, 3]], asked)[0].token_ids == found
         assert "drafts" not in llm.engine.info.chosen
+
+
+def test_grammars_without_what_masks_by_them(tmp_path: Path) -> None:
+    """A backend that is named is refused, requests with a grammar are, and others are served."""
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    options: dict[str, Any] = {"plugins": without("grammar_masks"), "load_format": "dummy", "max_total_tokens": 512}
+    with pytest.raises(ConfigError, match="--grammar-backend llguidance: no feature that is installed and on masks by"):
+        fwk.LLM(str(tmp_path), grammar_backend="llguidance", **options)
+    with fwk.LLM(str(tmp_path), **options) as llm:
+        assert llm.engine.info.chosen["grammar"] == "none"
+        with pytest.raises(InvalidRequest, match=r"no grammar backend.* and the feature that masks by it"):
+            llm.generate([[1, 2, 3]], SamplingParams(grammar=GrammarRequest("regex", "a+")))
+        assert len(llm.generate([[1, 2, 3]], SamplingParams(max_tokens=2, ignore_eos=True))[0].token_ids) == 2
 
 
 def test_caches_without_tiers(tmp_path: Path) -> None:

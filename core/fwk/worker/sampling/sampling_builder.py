@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from fwk.config import Config
-from fwk.errors import in_range, shaped
+from fwk.errors import ConfigError, in_range, shaped
+from fwk.features.worker import WorkerFeatures
 from fwk.interfaces.device import Upload
 from fwk.interfaces.grammar import Grammar
+from fwk.interfaces.grammar_masks import GrammarProcessor, GrammarStore
 from fwk.interfaces.native import NativeThreads
 from fwk.interfaces.sampling import LogitsProcessor, Sampler, SamplerSpec, SamplingContext
 from fwk.plugins.answers import checked
@@ -21,7 +23,6 @@ from fwk.setup.resolve import ModelSetup
 from fwk.text import ModelText, model_text
 from fwk.text.grammars import Grammars
 from fwk.worker.runner.sequence_table import SequenceTable
-from fwk.worker.sampling.grammar import GrammarMasks, GrammarStore
 from fwk.worker.sampling.pipeline import Place, SamplingPipeline
 from fwk.worker.sampling.processors import WorkerProcessors
 
@@ -31,12 +32,13 @@ class SamplingBuilder:
 
     chosen: names of what was chosen, by family. upload: brings an array to the device.
 
-    - ``grammars``: those of the sequences that run.
+    - ``grammars``: those of the sequences that run, once there is what masks by them.
     - ``processors``: once the pipeline is built.
     """
 
     processors: WorkerProcessors | None = None
-    _masks: GrammarMasks | None = None
+    grammars: GrammarStore | None = None
+    _masks: GrammarProcessor | None = None
 
     def __init__(
         self,
@@ -54,12 +56,27 @@ class SamplingBuilder:
         self._upload = upload
         opened = setup.opened
         self._compiler = Grammars(setup.factory, self._text, opened.config.vocab_size, opened.eos_token_ids)
-        self._compiler.use(chosen.setdefault("grammar", "none"))
-        self.grammars = GrammarStore(self._compiler.compile)
+        self._chosen = chosen
+        chosen.setdefault("grammar", "none")
 
-    def operations(self) -> dict[str, Callable[..., Any]]:
-        """What the engine can call of grammars, by name."""
-        store = self.grammars
+    def use_grammars(self, features: WorkerFeatures) -> dict[str, Callable[..., Any]]:
+        """What the engine can call of grammars, by name: nothing where none is masked by.
+
+        Raises ``ConfigError`` where a backend was named and no feature masks.
+        """
+        name = self._chosen["grammar"]
+        if name == "none":
+            return {}
+        store = self.grammars = features.grammars(self._compiler.compile)
+        if store is None:
+            if self._config.engine.grammar_backend == name:
+                raise ConfigError(
+                    f"--grammar-backend {name}: no feature that is installed and on masks by grammars; fwk's is "
+                    "features.grammar_masks (fwk plugins list)"
+                )
+            self._chosen["grammar"] = "none"
+            return {}
+        self._compiler.use(name)
         return {
             "prepare_grammar": store.prepare,
             "grammars_ready": store.ready,
@@ -68,7 +85,8 @@ class SamplingBuilder:
 
     def prepare_grammars(self) -> None:
         """Begin to build the backend of grammars, for which no step waits."""
-        self.grammars.begin(self._compiler.build)
+        if self.grammars is not None:
+            self.grammars.begin(self._compiler.build)
 
     def grammar(self, slot: int) -> Grammar | None:
         """That of the sequence in a slot; None without one."""
@@ -105,8 +123,9 @@ class SamplingBuilder:
         )
         sampler: Sampler = factory.build("samplers", context)
         checked(factory.item("samplers"), sampler, sample=_picked)
-        masks = self._masks = GrammarMasks(context(), self.grammars, table, sampler.mask)
-        processors: dict[Place, LogitsProcessor] = {Place(-1, ""): masks}
+        processors: dict[Place, LogitsProcessor] = {}
+        if self.grammars is not None:
+            processors[Place(-1, "")] = self._masks = self.grammars.masks(context(), table, sampler.mask)
         own = WorkerProcessors(factory, context)
         processors |= own.build_all()
         declaration = factory.item("samplers").declaration

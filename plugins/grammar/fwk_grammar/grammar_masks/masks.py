@@ -1,4 +1,4 @@
-"""Masks of constrained output: a logits processor of core's own, the first of all."""
+"""Masks of constrained output, and the states of grammars that they are made of."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from torch import Tensor
 
 from fwk.errors import BlameSequence, InvalidRequest, one_line_traceback
 from fwk.interfaces.grammar import Grammar
-from fwk.interfaces.sampling import LogitsProcessor, LogitsView, SamplingContext
+from fwk.interfaces.grammar_masks import GrammarProcessor, GrammarStore, Mask
+from fwk.interfaces.sampling import LogitsView, SamplingContext
+from fwk.interfaces.step import SequenceRecords
 from fwk.types import GrammarKind, GrammarRequest, SamplingParams
-from fwk.worker.runner.sequence_table import SequenceTable
 
 log = logging.getLogger(__name__)
 
@@ -28,8 +29,6 @@ NUM_KEPT = 32
 A server bounds what one of them may allocate (``fwk.server.helper``), so this bounds the cache's bytes too."""
 
 Compile = Callable[[GrammarRequest], Grammar]
-Mask = Callable[[Tensor, np.ndarray, np.ndarray], None]
-"""``Sampler.mask``."""
 
 
 @dataclass(slots=True)
@@ -41,7 +40,7 @@ class _Compiled:
     num_waiting: int = 0
 
 
-class GrammarStore:
+class CompiledGrammars(GrammarStore):
     """Compiles grammars in threads of its own, and keeps them for those who will ask again.
 
     What it does follows from the order of the calls alone, so that the workers of a group number grammars alike.
@@ -83,6 +82,10 @@ class GrammarStore:
         self._forget()
         return entry.future.result().fork()
 
+    def masks(self, context: SamplingContext, table: SequenceRecords, mask: Mask) -> GrammarProcessor:
+        """What masks the sequences of a table."""
+        return GrammarMasks(context, self, table, mask)
+
     def close(self) -> None:
         """Compile nothing more."""
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -120,7 +123,7 @@ class _State:
     is_complete: bool = False
 
 
-class GrammarMasks(LogitsProcessor):
+class GrammarMasks(GrammarProcessor):
     """Keeps every constrained sequence inside its grammar.
 
     The state lives here, where tokens are sampled: between two calls it stands after the tokens that the worker's
@@ -132,7 +135,7 @@ class GrammarMasks(LogitsProcessor):
 
     only_masks = True
 
-    def __init__(self, context: SamplingContext, store: GrammarStore, table: SequenceTable, mask: Mask) -> None:
+    def __init__(self, context: SamplingContext, store: CompiledGrammars, table: SequenceRecords, mask: Mask) -> None:
         super().__init__(context)
         self._store = store
         self._table = table
