@@ -1,5 +1,5 @@
 PYTHON ?= $(shell test -x .venv/bin/python && echo .venv/bin/python || echo python3)
-PACKAGES = core files http jinja jobs kit peers plugins stops tiles tokenizer tests benchmarks examples docs hatch_build.py
+PACKAGES = core files http jinja jobs kit offline peers plugins stops tiles tokenizer tests benchmarks examples docs hatch_build.py
 
 # The first that runs: pyenv's python3.12 on the PATH only names the versions that there are, where none of them is the current one.
 PYTHON312 ?= $(firstword $(foreach python,python3.12 $(wildcard $(HOME)/.pyenv/versions/3.12*/bin/python3.12),$(shell $(python) -c 'import venv' 2>/dev/null && echo $(python))))
@@ -72,7 +72,7 @@ examples:  ## a newcomer's first hour and the packages of examples/plugins, inst
 
 audit:  ## known holes in what is installed, slow patterns in our own sources; needs the extra [audit] and the network
 	$(PYTHON) -m pip_audit --skip-editable
-	$(PYTHON) -m tests.helpers.slow_patterns $$(find core files http jinja jobs peers plugins stops tiles tokenizer -name '*.py')
+	$(PYTHON) -m tests.helpers.slow_patterns $$(find core files http jinja jobs offline peers plugins stops tiles tokenizer -name '*.py')
 
 docs:
 	$(PYTHON) -m fwk arguments > docs/arguments.md

@@ -29,7 +29,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 import fwk.plugins
-from fwk.engine import llm
+from fwk_offline import llm
 from tests.helpers.discovered import discover_once, share_adapters
 from tests.helpers.durations import file_of, longest_first
 from tests.helpers.interpreted import convert_arrays_of_one, patch_once_a_launch, remember_types, same_rows

@@ -5,21 +5,18 @@ This module holds the public names. Importing it is light: each brings in what d
 
 from __future__ import annotations
 
-import os
 from importlib import import_module
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 import fwk_deprecated as _  # noqa: F401 - former names work from here on
-from fwk_process.threads import spin_briefly
 
 if TYPE_CHECKING:
     from fwk.config import Options, option
-    from fwk.engine.async_llm import AsyncLLM
-    from fwk.engine.completion import Completion
-    from fwk.engine.llm import LLM
     from fwk.hookspecs import hookimpl
     from fwk.interfaces.attention import AttentionBackendSpec
     from fwk.interfaces.balance import LoadBalancerSpec
+    from fwk.interfaces.completion import Completion
     from fwk.interfaces.declaration import Ask, Declaration, Facts, Host, Limit, Needs
     from fwk.interfaces.device import DeviceSpec
     from fwk.interfaces.dialect import DialectSpec
@@ -43,6 +40,8 @@ if TYPE_CHECKING:
     from fwk.interfaces.schedule import SchedulePolicySpec
     from fwk.interfaces.speculative import SpeculativeDecoderSpec
     from fwk.types import GrammarRequest, SamplingParams
+    from fwk_offline.async_llm import AsyncLLM
+    from fwk_offline.llm import LLM
 
 __version__ = "0.1.0"
 
@@ -94,13 +93,11 @@ __all__ = [
 
 _HOMES = {
     "Ask": "fwk.interfaces.declaration",
-    "AsyncLLM": "fwk.engine.async_llm",
-    "Completion": "fwk.engine.completion",
+    "Completion": "fwk.interfaces.completion",
     "Declaration": "fwk.interfaces.declaration",
     "Facts": "fwk.interfaces.declaration",
     "GrammarRequest": "fwk.types",
     "Host": "fwk.interfaces.declaration",
-    "LLM": "fwk.engine.llm",
     "Limit": "fwk.interfaces.declaration",
     "Needs": "fwk.interfaces.declaration",
     "Options": "fwk.config",
@@ -108,7 +105,22 @@ _HOMES = {
     "hookimpl": "fwk.hookspecs",
     "option": "fwk.config",
 }
-"""Where the public names are defined, but for the families' declarations; ``fwk.engine.llm`` brings torch in."""
+"""Where the public names of core are defined, but for the families' declarations."""
+
+_GROUP = "fwk.names"
+"""Entry points of the public names that packages alongside core define: each is called as it is named here."""
+
+_ELSEWHERE = ("AsyncLLM", "LLM")
+
+
+def _installed(name: str) -> Any:
+    """What another package defines. Raises ``PluginError`` where none is installed that does."""
+    from fwk.errors import PluginError  # noqa: PLC0415 - importing fwk is light
+
+    point = next(iter(entry_points(group=_GROUP, name=name)), None)
+    if point is None:
+        raise PluginError(f"fwk.{name} is not installed: no package has the entry point {name!r} of the group {_GROUP}")
+    return point.load()
 
 
 def __dir__() -> list[str]:
@@ -117,9 +129,9 @@ def __dir__() -> list[str]:
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        if name in ("LLM", "AsyncLLM"):
-            spin_briefly(os.environ)  # heard when this is what imports torch
         value: Any = getattr(import_module(_HOMES[name]), name)
+    elif name in _ELSEWHERE:
+        value = _installed(name)
     elif name in __all__:
         from fwk.plugins.families import FAMILIES  # noqa: PLC0415 - importing fwk is light
 

@@ -28,6 +28,10 @@ def is_watched() -> bool:
     return not is_off and (sys.stderr.isatty() or "ipykernel" in sys.modules)
 
 
+DELAY = 1.0
+"""Seconds that work on many items must take before a bar is drawn over them."""
+
+
 class ProgressBar:
     """A bar, or without a total a count; or nothing.
 
@@ -91,6 +95,15 @@ class ProgressBar:
         """Remove it, unless it stays."""
         if self._bar is not None:
             self._bar.close()
+
+
+def offline_bar(what: str, total: int | None, is_wanted: bool | None) -> ProgressBar:
+    """A bar over requests, each of which may have several sequences.
+
+    is_wanted: None to show it for more than one, where a person looks on.
+    """
+    shows = is_watched() and total != 1 if is_wanted is None else is_wanted
+    return ProgressBar("", what, total, is_shown=shows, delay=0.0 if is_wanted else DELAY, stays=True)
 
 
 def _is_without_size() -> bool:

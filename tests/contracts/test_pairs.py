@@ -176,7 +176,7 @@ def test_the_core_contains_no_features_name() -> None:
     other = r"(?<!-mamx-)(?<!--disable-)(?<!--enable-profile-)(?<!--(?=cuda-graph))(?<!--max-)(?<!torch\.(?=profiler))"
     other += r"(?<!--enable-piecewise-)(?<!--piecewise-)"
     # Fields of requests and replies that plugins answer.
-    places = ("engine/completion.py", "interfaces/dialect.py", "types/sampling.py")
+    places = ("interfaces/completion.py", "interfaces/dialect.py", "types/sampling.py")
     fields = {(place, name) for place in places for name in ("hidden_states", "prompt_logprobs")}
     pattern = re.compile(rf"\b{other}({'|'.join(map(re.escape, sorted(names)))})\b", re.IGNORECASE)
     found = [

@@ -22,7 +22,7 @@ from fwk import FeatureSpec, Options, SamplingParams, option
 from fwk.errors import BlameSequence, ConfigError, InvalidRequest, NotServed, RequestFailed
 from fwk.features.engine import EngineFeatures
 from fwk.features.guarded import guarded
-from fwk.features.server import RequestFeatures, ServerFeatures, at_once
+from fwk.features.server import RequestFeatures, ServerFeatures
 from fwk.features.wire import Reader, packed
 from fwk.interfaces.dialect import GenerateInput, OutputDelta
 from fwk.interfaces.feature import (
@@ -38,6 +38,7 @@ from fwk.interfaces.feature import (
 from fwk.plugins import PluginSet
 from fwk_kit.testing.fake_engine import make_engine
 from fwk_kit.testing.serving import TINY
+from fwk_offline.parts import at_once
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

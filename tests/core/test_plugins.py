@@ -63,9 +63,20 @@ def test_every_public_name_is_there() -> None:
         fwk.LLMs  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def test_entry_points_are_those_of_pyproject() -> None:
-    declared = PYPROJECT["project"]["entry-points"]["fwk"]
-    installed = {p.name: p.value for p in entry_points(group="fwk") if p.dist and p.dist.name == "fwk"}
+@pytest.mark.parametrize("name", ["LLM", "AsyncLLM"])
+def test_a_public_name_of_a_package_that_is_not_installed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others are there, and this one says what is missing."""
+    monkeypatch.setattr(fwk, "entry_points", lambda **_: ())
+    monkeypatch.delitem(vars(fwk), name, raising=False)
+    with pytest.raises(PluginError, match=f"fwk.{name} is not installed: no package has the entry point '{name}' of"):
+        getattr(fwk, name)
+    assert fwk.SamplingParams is not None
+
+
+@pytest.mark.parametrize("group", ["fwk", "fwk.names"])
+def test_entry_points_are_those_of_pyproject(group: str) -> None:
+    declared = PYPROJECT["project"]["entry-points"][group]
+    installed = {p.name: p.value for p in entry_points(group=group) if p.dist and p.dist.name == "fwk"}
     assert installed == declared, "run pip install -e . again"
 
 
@@ -83,6 +94,7 @@ def test_every_plugin_folder_is_packaged_and_checked() -> None:
         "kit/fwk_kit",
         "layers/fwk_layers",
         "native/fwk_native",
+        "offline/fwk_offline",
         "peers/fwk_peers",
         "process/fwk_process",
         "stops/fwk_stops",
@@ -102,6 +114,7 @@ def test_every_plugin_folder_is_packaged_and_checked() -> None:
         "fwk_kit",
         "fwk_layers",
         "fwk_native",
+        "fwk_offline",
         "fwk_peers",
         "fwk_process",
         "fwk_stops",
@@ -112,6 +125,7 @@ def test_every_plugin_folder_is_packaged_and_checked() -> None:
     assert set(by_name["core imports no plugin, no layer and no kit"]["forbidden_modules"]) == names | {
         "fwk_kit",
         "fwk_layers",
+        "fwk_offline",
     }
     assert set(by_name["families are independent"]["modules"]) == names
     assert set(by_name["layers keep to the public core"]["forbidden_modules"]) > names

@@ -24,8 +24,8 @@ from tests.helpers.selection import covering
 
 import fwk
 from fwk import GrammarRequest, SamplingParams
-from fwk.engine.completion import Completion
 from fwk.errors import FwkError
+from fwk.interfaces.completion import Completion
 from fwk.plugins import discover
 from fwk_loaders.dummy.loader import DummyCheckpoint
 

@@ -14,12 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from fwk.engine.progress import offline_bar
 from fwk_native import build, compiler
 from fwk_process import load_progress as progress
 from fwk_process.load_progress import LoadProgress
 from fwk_process.log import ClearingHandler
-from fwk_process.progress import VARIABLE, ProgressBar, is_watched, set_up_progress
+from fwk_process.progress import VARIABLE, ProgressBar, is_watched, offline_bar, set_up_progress
 
 
 class Terminal(io.StringIO):

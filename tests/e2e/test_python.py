@@ -12,8 +12,8 @@ import pytest
 
 import fwk
 from fwk import SamplingParams
-from fwk.engine.progress import offline_bar
 from fwk.errors import ConfigError, EngineDead, InvalidRequest
+from fwk_process.progress import offline_bar
 
 Tiny = Callable[..., fwk.LLM]
 GREEDY = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = (
-    "core", "deprecated", "errors", "files", "http", "jinja", "layers", "native", "peers", "plugins", "process",
-    "stops", "tokenizer",
+    "core", "deprecated", "errors", "files", "http", "jinja", "layers", "native", "offline", "peers", "plugins",
+    "process", "stops", "tokenizer",
 )  # fmt: skip
 FILES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
 

@@ -11,8 +11,7 @@ from fwk.interfaces.feature import FeatureRun, FeatureSpec, PromptModel, Prompts
 from fwk.interfaces.loader import Checkpoint
 from fwk.interfaces.model import ModelSpec
 from fwk.plugins import PluginFactory, PluginSet, Registered, choose, taking_part
-from fwk.plugins.options import flag
-from fwk.plugins.pools import refuse_pools, turned_on_by
+from fwk.plugins.pools import refuse_pools
 
 
 def declared(factory: PluginFactory) -> Iterator[tuple[Registered, FeatureSpec, Any]]:
@@ -84,16 +83,3 @@ def check_server(configs: Sequence[Config], plugins: PluginSet) -> None:
     for _, spec, options in declared(PluginFactory(plugins, configs[0].plugin_options)):
         refuse_pools(plugins, configs[0], spec.one_engine(options))
         spec.check_server(configs, options)
-
-
-def refuse_without_server(config: Config, plugins: PluginSet) -> None:
-    """Raise ``ConfigError`` for one that ``fwk.LLM`` cannot have."""
-    for given in turned_on_by(plugins, config):
-        raise ConfigError(f"{given} is for fwk serve: fwk.LLM has no server, so leave it out")
-    for item, spec, _ in declared(PluginFactory(plugins, config.plugin_options)):
-        if spec.needs_server:
-            given = config.plugin_options.get(item.key, {})
-            shown = [f"{flag(name)} {given[name]}" for name in spec.enabled_by if name in given]
-            raise ConfigError(
-                f"{' and '.join(shown) or item.key} is for fwk serve: fwk.LLM has no server, so leave it out"
-            )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fwk.features.declared import declared
-from fwk.interfaces.feature import JobPart, JobPartContext, Jobs
+from fwk.interfaces.feature import JobPart, JobPartContext
 from fwk.plugins import PluginFactory, build
 
 
@@ -15,15 +15,3 @@ def build_job_part(factory: PluginFactory, name: str, context: Callable[..., Job
         if item.name == name:
             return build(item, context(name=name, options=options, plugins=factory), spec.job)
     raise AssertionError(f"no feature {name!r} is on")
-
-
-class OwnJobs(Jobs):
-    """Runs them in this process."""
-
-    def __init__(self, make: Callable[[], JobPart]) -> None:
-        self._make = make
-        self._part: JobPart | None = None
-
-    def run(self, body: bytes, what: str, *, cpu_seconds: float, max_bytes: int) -> bytes:
-        self._part = self._part or self._make()
-        return self._part.run(body)

@@ -6,7 +6,6 @@ import asyncio
 import types
 from collections.abc import (
     AsyncGenerator,
-    Awaitable,
     Callable,
     Container,
     Coroutine,
@@ -16,11 +15,10 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from fwk.errors import InvalidRequest, NotServed, PluginFault
 from fwk.features.declared import declared
@@ -239,33 +237,6 @@ def _trouble(part: ServerPart) -> str | None:
         return str(error)
 
 
-def at_once(call: Coroutine[Any, Any, T]) -> T:
-    """What a call answers that waits for nothing, as in ``fwk.LLM``: there is no loop. Raises ``InvalidRequest``."""
-    try:
-        call.send(None)
-    except StopIteration as done:
-        return done.value
-    except RuntimeError as error:
-        if "no running event loop" not in str(error):
-            raise
-    call.close()
-    raise InvalidRequest("a feature waits for something before it lets this request in: that is for fwk serve")
-
-
-def run(call: Awaitable[T]) -> T:
-    """Wait for a call outside of any event loop, or while one runs in this thread, as in a notebook."""
-
-    async def wait() -> T:
-        return await call
-
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(wait())
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(asyncio.run, wait()).result()
-
-
 def build_server_features(
     factory: PluginFactory,
     context: Callable[..., ServerPartContext],
@@ -300,30 +271,6 @@ def build_server_features(
                 continue
             built.append(_Built(item, part, spec.params))
     return ServerFeatures(built, Reader(events), factory.plugins, events)
-
-
-def method_owner(plugins: PluginSet, method: str) -> str | None:
-    """The feature, on or off, that has the method among its ``FeatureSpec.methods``; None: none has."""
-    specs = [item.declaration for item in plugins.family("features")]
-    return next((spec.name for spec in specs if isinstance(spec, FeatureSpec) and method in spec.methods), None)
-
-
-def is_exclusive(plugins: PluginSet, feature: str, operation: str) -> bool:
-    """Whether an operation of a feature's server part has the engines to itself."""
-    item = plugins.by_family.get("features", {}).get(feature)
-    return item is not None and operation in cast("FeatureSpec", item.declaration).exclusive
-
-
-def check_fields(given: Mapping[str, Any], method: str) -> None:
-    """Raise ``TypeError``, as a call of a function does, for keyword arguments that are no ``FEATURE_FIELDS``."""
-    for name in given:
-        if name not in FEATURE_FIELDS:
-            raise TypeError(f"{method}() got an unexpected keyword argument {name!r}")
-
-
-def own_fields(given: dict[str, Any]) -> dict[str, Any]:
-    """Take the ``FEATURE_FIELDS`` out of keyword arguments."""
-    return {name: given.pop(name) for name in FEATURE_FIELDS if name in given}
 
 
 def _refused(plugins: PluginSet, on: Container[str]) -> dict[str, str]:

@@ -22,7 +22,7 @@ from fwk_layers.linear import ColumnParallelLinear, RowParallelLinear
 from fwk_layers.moe import MoE
 
 if TYPE_CHECKING:
-    from fwk.engine.llm import LLM
+    from fwk_offline.llm import LLM
 
 READ_BYTES = 2**30
 MATRIX = 2048

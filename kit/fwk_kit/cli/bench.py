@@ -24,10 +24,10 @@ from fwk_process.log import set_up_log
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from fwk.engine.llm import LLM
     from fwk_kit.bench.servers import Server
     from fwk_kit.bench.summary import Goals, Summary
     from fwk_kit.bench.workload import Maker, Workload
+    from fwk_offline.llm import LLM
 
 COMMANDS = {
     name: Command(summary, f"fwk_kit.cli.bench:{name}")
@@ -241,7 +241,7 @@ def _llm(parser: Parser, argv: Sequence[str]) -> tuple[LLM, argparse.Namespace]:
         if getattr(arguments, name, 1) < (2 if name == "output_len" else 1):
             raise ConfigError(f"--{name.replace('_', '-')} {getattr(arguments, name)} is too small")
     set_up_log("warning")
-    from fwk.engine.llm import LLM  # noqa: PLC0415 - torch comes with it
+    from fwk import LLM  # noqa: PLC0415 - torch comes with it
 
     return LLM.from_config(config, plugins, note), arguments
 

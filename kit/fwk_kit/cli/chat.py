@@ -83,7 +83,7 @@ def run(argv: Sequence[str]) -> int:
         return _converse(Chat(answer, arguments.system, _given(arguments)))
     plugins, config, arguments = read_options(parser, argv)
     set_up_log("warning")
-    from fwk.engine.llm import LLM  # noqa: PLC0415 - torch comes with it
+    from fwk import LLM  # noqa: PLC0415 - torch comes with it
 
     with LLM.from_config(config, plugins, note) as llm:
         advice = llm.default_sampling or WITHOUT_ADVICE

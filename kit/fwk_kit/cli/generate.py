@@ -28,7 +28,7 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--chat", action="store_true", help="put the prompt through the chat template, as a question")
     plugins, config, arguments = read_options(parser, argv)
     set_up_log("warning")
-    from fwk.engine.llm import LLM  # noqa: PLC0415 - torch comes with it
+    from fwk import LLM  # noqa: PLC0415 - torch comes with it
 
     sampling = SamplingParams(
         max_tokens=arguments.max_tokens,

@@ -41,7 +41,7 @@ def run(argv: Sequence[str]) -> int:
     prompts = prompts_of(arguments.data)
     set_up_log("warning")
 
-    from fwk.engine.llm import LLM  # noqa: PLC0415 - torch comes with it
+    from fwk import LLM  # noqa: PLC0415 - torch comes with it
     from fwk.interfaces.attention import AttentionBackendSpec  # noqa: PLC0415
     from fwk.plugins import find, load_object  # noqa: PLC0415
     from fwk_kit.training.channels import NAME, Recorder, RecorderPlugin  # noqa: PLC0415

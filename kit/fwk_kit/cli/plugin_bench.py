@@ -16,7 +16,7 @@ from fwk.errors import ConfigError
 from fwk.plugins import FAMILIES, PluginSet, Registered, find
 
 if TYPE_CHECKING:
-    from fwk.engine.llm import LLM
+    from fwk_offline.llm import LLM
 
 FAMILIES_IN_A_STEP = (
     "attention", "quant", "models", "schedulers", "speculative", "lora", "cache", "samplers", "executors", "moe",
@@ -95,7 +95,7 @@ def run(plugins: PluginSet, item: Registered, against: str, model: str | None, l
 
 
 def _engine(plugins: PluginSet, family: str, name: str, given: dict[str, Any]) -> LLM:
-    from fwk.engine.llm import LLM  # noqa: PLC0415 - imports torch
+    from fwk import LLM  # noqa: PLC0415 - imports torch
 
     option = FAMILIES[family].option
     assert option is not None

@@ -23,12 +23,11 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from fwk.cli.common import note
-from fwk.engine.progress import offline_bar
 from fwk.errors import ConfigError, EngineDead
 from fwk_files.regular import open_regular
 from fwk_http.clients import Allowance, pieces_of
 from fwk_kit.cli.output import check_output
-from fwk_process.progress import set_up_progress
+from fwk_process.progress import offline_bar, set_up_progress
 
 TRIES = 8
 """Of a request that the server cannot take now."""

@@ -91,7 +91,7 @@ def _collect(
     """Have the model answer, the first time greedily."""
     import random  # noqa: PLC0415
 
-    from fwk.engine.llm import LLM  # noqa: PLC0415 - torch comes with it
+    from fwk import LLM  # noqa: PLC0415 - torch comes with it
     from fwk.setup.checkpoint import open_model  # noqa: PLC0415
     from fwk_kit.training.collect import Collector, CollectorPlugin  # noqa: PLC0415
 

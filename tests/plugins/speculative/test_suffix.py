@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from fwk import LLM, SamplingParams
-from fwk.engine.progress import offline_bar
 from fwk.interfaces.sampling import SamplingContext
 from fwk.interfaces.speculative import Drafts, DraftView, SpeculativeContext, SpeculativeDecoder
 from fwk.types import cache_namespace
+from fwk_process.progress import offline_bar
 from fwk_sampling.processors.truncation import Truncation
 from fwk_speculative._common.matches import longest_match
 from fwk_speculative._common.outputs import OutputStore

@@ -1,45 +1,20 @@
-"""What becomes of a sequence, and the following of one on its way; for ``LLM`` and ``AsyncLLM``."""
+"""The following of a sequence on its way; for ``LLM`` and ``AsyncLLM``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from fwk.errors import InvalidRequest, RequestFailed
-from fwk.features.server import RequestFeatures, at_once
+from fwk.features.server import RequestFeatures
+from fwk.interfaces.completion import Completion
 from fwk.interfaces.dialect import OutputDelta
 from fwk.text import SequenceText
-from fwk.types import FinishReason, TokenEvent, TokenLogprobs
+from fwk.types import TokenEvent
+from fwk_offline.parts import at_once
 
 Key = tuple[str, int]
 """A sequence: its request's id, and its number among the request's sequences."""
-
-_SHOWN = 60
-
-
-@dataclass(slots=True, repr=False)
-class Completion:
-    """What became of one sequence."""
-
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list[int])
-    finish_reason: FinishReason | None = None
-    stop_reason: str | int | None = None
-    logprobs: list[TokenLogprobs] | None = None
-    prompt_token_ids: list[int] = field(default_factory=list[int])
-    prompt_logprobs: list[TokenLogprobs | None] | None = None
-    cached_tokens: int = 0
-    draft_tokens: int = 0  # verified by speculative decoding
-    accepted_draft_tokens: int = 0
-    hidden_states: list[bytes] = field(default_factory=list[bytes])
-    """Of each token of the prompt and of the output but its last, if asked for: float32 numbers, little-endian."""
-    vector: bytes | None = None
-    """Of an input that nothing follows: float32 numbers, little-endian."""
-
-    def __repr__(self) -> str:
-        text = self.text if len(self.text) <= _SHOWN else self.text[: _SHOWN - 3] + "..."
-        counts = f"{len(self.prompt_token_ids)} tokens in, {len(self.token_ids)} out"
-        return f"Completion({text!r}, finish_reason={self.finish_reason!r}, {counts})"
 
 
 @dataclass(slots=True)

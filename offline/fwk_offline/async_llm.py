@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, TypeVar, cast
 
-from fwk.engine.completion import Completion, Following, Key
-from fwk.engine.llm import LLM, Prompt
 from fwk.errors import EngineDead, FwkError
-from fwk.features.server import is_exclusive, method_owner, own_fields
+from fwk.interfaces.completion import Completion
 from fwk.plugins import PluginSet, discover
 from fwk.types import SamplingParams, TokenEvent
+from fwk_offline.following import Following, Key
+from fwk_offline.llm import LLM, Prompt
+from fwk_offline.parts import is_exclusive, method_owner, own_fields
 
 T = TypeVar("T")
 

@@ -11,13 +11,11 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, cast, overload
 
 from fwk.config import Config, ServerOptions
-from fwk.engine.completion import Completion, Following, Key
 from fwk.engine.core import Engine, build_engine
-from fwk.engine.progress import offline_bar
 from fwk.errors import ConfigError, InvalidRequest, RequestFailed
-from fwk.features.declared import refuse_without_server
-from fwk.features.jobs import OwnJobs, build_job_part
-from fwk.features.server import at_once, build_server_features, check_fields, method_owner, own_fields, run
+from fwk.features.jobs import build_job_part
+from fwk.features.server import build_server_features
+from fwk.interfaces.completion import Completion
 from fwk.interfaces.dialect import FEATURE_FIELDS, AnyInput, GenerateInput, Input, check_task
 from fwk.interfaces.feature import Exclusive, JobPartContext, ServerPartContext
 from fwk.plugins import PluginSet, discover
@@ -29,7 +27,17 @@ from fwk.setup.sampling_defaults import FOLLOWED, sampling_defaults
 from fwk.text import model_text, prepare_input
 from fwk.text.grammars import Grammars
 from fwk.types import Request, SamplingParams, Task, TokenEvent, cache_namespace
-from fwk_process.progress import ProgressBar, set_up_progress
+from fwk_offline.following import Following, Key
+from fwk_offline.parts import (
+    OwnJobs,
+    at_once,
+    check_fields,
+    method_owner,
+    own_fields,
+    refuse_without_server,
+    run,
+)
+from fwk_process.progress import ProgressBar, offline_bar, set_up_progress
 
 Prompt = str | list[int]
 Conversation = Sequence[Mapping[str, Any]]
