@@ -16,13 +16,8 @@ from fwk_errors import InvalidRequest as InvalidRequest
 from fwk_errors import ModelLoadError as ModelLoadError
 from fwk_errors import NotServed as NotServed
 from fwk_errors import PluginError as PluginError
+from fwk_errors import PortTaken as PortTaken
 from fwk_errors import one_line_traceback as one_line_traceback
-
-
-class PortTaken(ConfigError):
-    """The address to listen on is not to be had."""
-
-    exit_code = 3
 
 
 class PluginLoadError(PluginError):

@@ -22,6 +22,12 @@ class ConfigError(FwkError):
     exit_code = 2
 
 
+class PortTaken(ConfigError):
+    """The address to listen on is not to be had."""
+
+    exit_code = 3
+
+
 class PluginError(FwkError):
     """A plugin could not be loaded, declared or chosen."""
 

@@ -18,10 +18,10 @@ from fwk.config.wire import to_plain
 from fwk.errors import ConfigError, PortTaken
 from fwk.plugins import build_config, discover
 from fwk.server.app import Reports, build_app
-from fwk.server.listening import allowed_origins, forget, is_public, listen, tls_context, warn_if_open
 from fwk_http.addresses import address
 from fwk_http.admission import AdmissionController
 from fwk_http.keys import Keys, read_keys
+from fwk_http.listening import allowed_origins, forget, is_public, listen, tls_context, warn_if_open
 
 
 @pytest.fixture(scope="module")

@@ -22,13 +22,13 @@ from fwk.config import ServerOptions
 from fwk.config.secrets import read_secret
 from fwk.errors import FwkError
 from fwk.plugins.catalogue import read_catalogue
-from fwk.server.listening import tls_context
 from fwk.text.model_text import _read as read_template
 from fwk_attention.double_sparsity.channels import Channels
 from fwk_cache.file.folder import Folder
 from fwk_features.weights_cache.worker import trusted
 from fwk_files.regular import open_regular, read_regular
 from fwk_http.keys import read_keys
+from fwk_http.listening import tls_context
 from fwk_kit.cli.bench import COMMANDS as BENCHES
 from fwk_kit.cli.output import output_file
 from fwk_loaders._common import read_json

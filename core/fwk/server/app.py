@@ -19,10 +19,10 @@ from fwk import __version__
 from fwk.errors import EngineDead, InvalidRequest, NotServed, RequestFailed, what_is_wrong
 from fwk.interfaces.dialect import Dialect, openai_error
 from fwk.interfaces.observer import Observer
-from fwk.server.listening import LOCAL_PAGES
 from fwk.server.route_registry import AddRoutes, RouteRegistry
 from fwk_http.admission import AdmissionController
 from fwk_http.keys import Keys
+from fwk_http.listening import LOCAL_PAGES
 from fwk_http.middleware import UNFORESEEN, RequestMiddleware, log_unforeseen
 
 PUBLIC_ROUTES = ("/health", "/ready")

@@ -11,23 +11,25 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import orjson
 from starlette.types import ASGIApp
 
 from fwk import __version__
 from fwk.config import Config
 from fwk.errors import ConfigError, EngineDead, PluginError
+from fwk.interfaces.dialect import openai_error
 from fwk.plugins import PluginSet
 from fwk.plugins.pools import model_router
 from fwk.plugins.selection import probable_kernels
 from fwk.server.app import Reports, guarded
 from fwk.server.engine_process import EngineProcess
-from fwk.server.listening import Listening, allowed_origins, bounds, forget, listen, offer, warn_if_open
 from fwk.server.served_model import ServedModel, Shared
 from fwk.setup.checkpoint import locate, num_bytes
 from fwk.types import EngineReady
 from fwk_http.addresses import address
 from fwk_http.admission import AdmissionController
 from fwk_http.handover import Offer
+from fwk_http.listening import Listening, allowed_origins, bounds, forget, listen, offer, warn_if_open
 from fwk_http.server import HttpServer
 from fwk_native.ahead import build_ahead
 from fwk_process.file_limits import allow_more_descriptors
@@ -81,6 +83,10 @@ def _ending_signals() -> list[signal.Signals]:
     return numbers if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [*numbers, signal.SIGHUP]
 
 
+def _error_body(status: int, message: str) -> bytes:
+    return orjson.dumps(openai_error(status, message))
+
+
 class _Server:
     """One server's life."""
 
@@ -124,7 +130,7 @@ class _Server:
             with gc_paused():
                 app = await self._build()
             log.info("%s", memory_in_words())
-            http = HttpServer(app, bounds(self._options), self._listening.tls)
+            http = HttpServer(app, bounds(self._options, _error_body), self._listening.tls)
             serving = asyncio.create_task(self._serve(http))
             resting = asyncio.create_task(self._rest())
             code = await self._until_stopped(stop, serving)

@@ -28,7 +28,6 @@ from fwk.server.engine_process import EngineProcess
 from fwk.server.frontend import ServerFrontend
 from fwk.server.helper import HelperJobs, new_helper, vet_grammar, warm_up
 from fwk.server.lifecycle import LifecycleManager
-from fwk.server.listening import allowed_origins
 from fwk.server.model_engines import FeatureCall, ModelEngines
 from fwk.server.observer_dispatch import Observers
 from fwk.server.parsers import Parsers, tool_note
@@ -43,6 +42,7 @@ from fwk.text.grammars import Grammars
 from fwk.types import EngineReady, tenant_of
 from fwk_http.admission import AdmissionController
 from fwk_http.keys import Keys
+from fwk_http.listening import allowed_origins
 
 Progress = Callable[[str], None]
 

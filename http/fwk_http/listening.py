@@ -5,21 +5,48 @@ from __future__ import annotations
 import logging
 import socket
 import ssl
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
-import orjson
-
-from fwk.config import ServerOptions
-from fwk.errors import ConfigError, PortTaken
-from fwk.interfaces.dialect import openai_error
+from fwk_errors import ConfigError, PortTaken
 from fwk_files.regular import check_regular
 from fwk_http import addresses
 from fwk_http.handover import Offer, Predecessor, take_listener
-from fwk_http.keys import Keys, read_keys
+from fwk_http.keys import KeyOptions, Keys, read_keys
 from fwk_http.server import Bounds
 
 log = logging.getLogger(__name__)
+
+
+class ListeningOptions(KeyOptions, Protocol):
+    """``--host``, ``--port`` and what else says who may connect, and how long that may take."""
+
+    @property
+    def host(self) -> str: ...
+    @property
+    def port(self) -> int: ...
+    @property
+    def uds(self) -> str | None: ...
+    @property
+    def take_over(self) -> bool: ...
+    @property
+    def allowed_hosts(self) -> Sequence[str]: ...
+    @property
+    def allowed_origins(self) -> tuple[str, ...]: ...
+    @property
+    def read_timeout(self) -> float: ...
+    @property
+    def write_timeout(self) -> float: ...
+    @property
+    def ssl_certfile(self) -> str | None: ...
+    @property
+    def ssl_keyfile(self) -> str | None: ...
+    @property
+    def ssl_keyfile_password(self) -> str | None: ...
+    @property
+    def ssl_ca_certs(self) -> str | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +60,7 @@ class Listening:
     """The server that still serves there, until it is notified that this one does."""
 
 
-def listen(options: ServerOptions) -> Listening:
+def listen(options: ListeningOptions) -> Listening:
     """Take the address before anything slow is done.
 
     Raises ``PortTaken`` when it is not to be had, ``ConfigError`` for files that do not fit.
@@ -50,7 +77,7 @@ def listen(options: ServerOptions) -> Listening:
     return Listening(listener, keys, tls)
 
 
-def _take_over(options: ServerOptions) -> tuple[socket.socket, Predecessor] | None:
+def _take_over(options: ListeningOptions) -> tuple[socket.socket, Predecessor] | None:
     if options.uds is None and options.port == 0:
         raise ConfigError("--take-over needs --port: a free one is nobody's")
     try:
@@ -72,13 +99,13 @@ def offer(listening: Listening) -> Offer | None:
         return None
 
 
-def forget(options: ServerOptions) -> None:
+def forget(options: ListeningOptions) -> None:
     """Remove the file of a unix socket, when the server that listened there ends."""
     if options.uds is not None:
         Path(options.uds).unlink(missing_ok=True)
 
 
-def is_public(options: ServerOptions) -> bool:
+def is_public(options: ListeningOptions) -> bool:
     """Whether other machines can reach the address."""
     return options.uds is None and not addresses.is_loopback(options.host)
 
@@ -87,12 +114,12 @@ LOCAL_PAGES = "http://localhost:*"
 """Stands among allowed origins for the pages that servers on this machine's loopback give out."""
 
 
-def allowed_origins(options: ServerOptions) -> tuple[str, ...]:
+def allowed_origins(options: ListeningOptions) -> tuple[str, ...]:
     """Origins of the web pages that may read replies: by default those that this machine serves to itself."""
     return options.allowed_origins or (() if is_public(options) else (LOCAL_PAGES,))
 
 
-def warn_if_open(options: ServerOptions, keys: Keys) -> None:
+def warn_if_open(options: ListeningOptions, keys: Keys) -> None:
     """Say so if anybody on the network may use the model."""
     if is_public(options) and not keys.for_users:
         log.warning(
@@ -102,7 +129,7 @@ def warn_if_open(options: ServerOptions, keys: Keys) -> None:
         )
 
 
-def tls_context(options: ServerOptions) -> ssl.SSLContext | None:
+def tls_context(options: ListeningOptions) -> ssl.SSLContext | None:
     """TLS as the options want it; None without a certificate. Raises ``ConfigError`` for files that do not fit."""
     certificate, authorities = options.ssl_certfile, options.ssl_ca_certs
     if certificate is None:
@@ -124,16 +151,12 @@ def tls_context(options: ServerOptions) -> ssl.SSLContext | None:
         ) from None
 
 
-def bounds(options: ServerOptions) -> Bounds:
-    """What a connection may ask."""
-
-    def error_body(status: int, message: str) -> bytes:
-        return orjson.dumps(openai_error(status, message))
-
+def bounds(options: ListeningOptions, error_body: Callable[[int, str], bytes]) -> Bounds:
+    """What a connection may ask. error_body: of a reply, from its status and a message."""
     return Bounds(options.read_timeout, options.write_timeout, _allowed_hosts(options), error_body)
 
 
-def _allowed_hosts(options: ServerOptions) -> tuple[str, ...] | None:
+def _allowed_hosts(options: ListeningOptions) -> tuple[str, ...] | None:
     """Names the server answers to, ``*`` for any, None for this machine's only.
 
     By default a server that listens on loopback and asks for no key answers to no other name: a web page may point its
