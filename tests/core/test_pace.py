@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from fwk.engine.pace import FEWEST, Line, Pace
+from fwk_features.step_planning.pace import FEWEST, Line, Pace
 
 PLAIN, START, TOKEN = 0.010, 0.003, 0.0002
 

@@ -18,6 +18,7 @@ from fwk.setup import resolve
 from fwk.setup.checkpoint import open_model
 from fwk.text import check_embed_input, prepare_input
 from fwk.types import SamplingParams, Service
+from fwk_features.step_planning.pace import Pace
 from fwk_kit.testing.fake_engine import make_engine
 
 
@@ -68,7 +69,7 @@ def test_a_step_with_enough_prompts_starts_no_further_one() -> None:
 
 def test_while_sequences_decode_prompts_are_cut() -> None:
     """A step of the fake engine takes 10 ms and one more for each token: 16 make one of 11 ms 2.5 times as long."""
-    engine = make_engine(step_tokens=60, chunk_tokens=60, max_decode_gap=2.5, cache="none")
+    engine = make_engine(step_tokens=60, chunk_tokens=60, max_decode_gap=2.5, pace=Pace, cache="none")
     ask(engine, "a", 40, 30)
     for _ in range(8):
         step(engine)
@@ -85,7 +86,7 @@ def test_while_sequences_decode_prompts_are_cut() -> None:
 
 def test_preemption_is_not_bound_by_the_pace_of_the_step_before() -> None:
     """It asks for a prompt's room before a step has any; the last one's rest would have it displace one for nothing."""
-    engine = make_engine(step_tokens=60, chunk_tokens=60, max_decode_gap=2.5, cache="none")
+    engine = make_engine(step_tokens=60, chunk_tokens=60, max_decode_gap=2.5, pace=Pace, cache="none")
     ask(engine, "a", 40, 30)
     for _ in range(8):
         step(engine)

@@ -16,6 +16,7 @@ from fwk.interfaces.schedule import ScheduleContext, SchedulePolicy
 from fwk.types import Request, SamplingParams, Service
 from fwk_features.prompt_logprobs import Scored, features
 from fwk_features.prompt_logprobs.engine import PromptLogprobsEngine
+from fwk_features.step_planning.pace import Pace
 from fwk_kit.testing.base import installed
 from fwk_kit.testing.fake_engine import NUM_LOOKAHEAD, VOCAB, make_engine, make_policy, next_token, reference
 
@@ -148,6 +149,7 @@ class EngineMachine(RuleBasedStateMachine):
             max_running=5,
             max_len=64,
             draft=draft if drafts else None,
+            pace=Pace,
             **limits,
         )
         self.engine = scoring(engine)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from fwk.engine.admission import Admission
 from fwk.engine.kv_block_manager import KVBlockManager
-from fwk.engine.pace import Pace
 from fwk.engine.plan import Limits
 from fwk.engine.sequence import Sequence
 
@@ -16,12 +15,13 @@ class Chunking:
         self._limits = limits
         self._kv_blocks = kv_blocks
         self._queue = queue
-        self.pace = Pace(limits.max_decode_gap)
+        gap = limits.max_decode_gap
+        self.pace = None if gap is None or limits.pace is None else limits.pace(gap)
         self._room = self._rest = 0
 
     def begin_step(self, num_decoding: int, budget: int, num_soon: int) -> None:
-        """A step has ``budget`` tokens left beyond those that decode. num_soon: as of ``Pace.room``."""
-        self._room = self.pace.room(num_decoding, budget, num_soon)
+        """A step has ``budget`` tokens left beyond those that decode. num_soon: as of ``StepPace.room``."""
+        self._room = budget if self.pace is None else self.pace.room(num_decoding, budget, num_soon)
         self._rest = budget - self._room  # that no prompt takes
 
     def end_step(self) -> None:
@@ -30,7 +30,7 @@ class Chunking:
 
     def took(self, counts: tuple[int, int] | None, seconds: float) -> None:
         """A step took so long. counts: as of ``PlannedStep``."""
-        if counts is not None:
+        if counts is not None and self.pace is not None:
             self.pace.took(*counts, seconds)
 
     def size(self, sequence: Sequence, remaining: int, budget: int) -> int:

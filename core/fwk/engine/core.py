@@ -182,6 +182,7 @@ def _assemble(
         max_step_tokens=setup.max_step_tokens,
         max_start_tokens=setup.max_start_tokens,
         max_decode_gap=setup.max_decode_gap,
+        pace=planning.pace,
         max_prompts=planning.max_prompts,
         max_chunk_tokens=options.chunked_prefill_size if options.chunked_prefill_size > 0 else None,
         max_running=loaded.max_running or options.max_running_requests,

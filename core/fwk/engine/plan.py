@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from fwk.engine.sequence import Sequence
+from fwk.interfaces.feature import StepPace
 from fwk.interfaces.model import EncoderInput
 from fwk.types import Batch, NewSequence, ScheduledSequence, StepResult
 
@@ -20,7 +22,7 @@ class Limits:
     ``max_prompts``: prompts in a step, begun ones included, from which it starts no further one; None: as many as fit.
     ``max_chunk_tokens`` of None: a prompt is cut only if it is longer than a step.
     ``max_decode_gap``: a step with prompts takes at most so many times one in which all that run and wait only decode,
-    as ``Pace`` expects it; None: no bound.
+    as the ``pace`` made for it expects; None, or without a pace: no bound.
     ``conservativeness``: blocks kept free for each running sequence to grow when another one starts.
     ``is_mixed``: prompts and decoding may share a step; if not, they take turns.
     ``num_state_places``: states of recurrent layers that workers keep for the prefix cache, one every
@@ -51,6 +53,7 @@ class Limits:
     max_start_tokens: int | None = None
     max_prompts: int | None = None
     max_decode_gap: float | None = None
+    pace: Callable[[float], StepPace] | None = None
     num_window_groups: int = 0
     window: int = 0
     num_state_places: int | None = None

@@ -20,6 +20,7 @@ from fwk.interfaces.feature_common import Plugins as Plugins
 from fwk.interfaces.feature_common import PromptModel as PromptModel
 from fwk.interfaces.feature_common import PromptsServed as PromptsServed
 from fwk.interfaces.feature_common import StatesKept as StatesKept
+from fwk.interfaces.feature_common import StepPace as StepPace
 from fwk.interfaces.feature_common import StepPlanning as StepPlanning
 from fwk.interfaces.feature_common import Wire as Wire
 from fwk.interfaces.feature_engine import Blocks as Blocks

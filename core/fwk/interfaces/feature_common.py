@@ -126,12 +126,28 @@ class StatesKept:
     interval: int = 256
 
 
+class StepPace(Protocol):
+    """How many tokens of prompts steps take while sequences decode. Both are called in each step: O(1)."""
+
+    def room(self, num_decoding: int, budget: int, num_soon: int = 0) -> int:
+        """Tokens of prompts, of ``budget``, for a step in which ``num_decoding`` sequences decode.
+
+        num_soon: sequences that would if all prompts were computed.
+        """
+        ...
+
+    def took(self, num_decoding: int, num_prompt_tokens: int, seconds: float) -> None:
+        """A step of so many took ``seconds`` in the worker."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class StepPlanning:
     """How steps are planned.
 
     max_start_tokens: of prompts in a step, from which it starts no further one; None: the device's.
     max_decode_gap: a step with prompts takes at most so many times one without; 0: no bound; None: the device's.
+    pace: makes what keeps to a ``max_decode_gap``; None: no step is bound so.
     max_prompts: in a step, from which it starts no further one.
     is_mixed: prompts and next tokens share steps.
     conservativeness: blocks kept free for each running sequence when another one starts.
@@ -140,6 +156,7 @@ class StepPlanning:
 
     max_start_tokens: int | None = None
     max_decode_gap: float | None = None
+    pace: Callable[[float], StepPace] | None = None
     max_prompts: int | None = None
     is_mixed: bool = True
     conservativeness: float = 1.0

@@ -63,7 +63,7 @@ def test_recurrent_models_without_options_of_states(tmp_path: Path) -> None:
 
 
 def test_steps_without_options_of_their_planning(tmp_path: Path) -> None:
-    """Its options are unknown, and steps are planned as ever."""
+    """Its options are unknown, and steps are planned as ever, but that no gap between tokens is kept to."""
     (tmp_path / "config.json").write_text(json.dumps(TINY))
     options: dict[str, Any] = {"plugins": without("step_planning"), "load_format": "dummy", "max_total_tokens": 512}
     with pytest.raises(ConfigError, match="unknown option --schedule-conservativeness"):
@@ -74,7 +74,8 @@ def test_steps_without_options_of_their_planning(tmp_path: Path) -> None:
     given |= {"schedule_conservativeness": 0.5, "num_continuous_decode_steps": 4}
     options.pop("plugins")
     with fwk.LLM(str(tmp_path), **options) as llm:
-        assert replace(llm.engine.scheduler.limits, seed=without_it.seed) == without_it
+        assert replace(llm.engine.scheduler.limits, seed=without_it.seed, pace=None) == without_it
+        assert llm.engine.scheduler.limits.pace is not None
     with fwk.LLM(str(tmp_path), **options, **given) as llm:
         told = llm.engine.scheduler.limits
     assert (told.max_start_tokens, told.max_decode_gap, told.max_prompts) == (3, None, 2)

@@ -13,10 +13,10 @@ from tests.helpers.images import IMAGE_ID, encoded, noise, write_vision
 
 import fwk
 from fwk import SamplingParams
-from fwk.engine.pace import Pace
 from fwk.interfaces.multimodal import MediaItem
 from fwk.types import Batch
 from fwk_executors.inprocess.executor import InProcessExecutor
+from fwk_features.step_planning.pace import Pace
 from fwk_models.idefics3.model import Idefics3
 
 NUM_TEXTS, NUM_PICTURES, NUM_REQUESTS, PIECES = 4, 8, 32, 5
@@ -96,7 +96,7 @@ def test_steps_that_encode_teach_nothing_of_prompts(tmp_path: Path, monkeypatch:
     write_vision(tmp_path)
     told: list[int] = []
     monkeypatch.setattr(Pace, "took", lambda self, decoding, tokens, seconds: told.append(tokens))
-    with watched() as steps, fwk.LLM(str(tmp_path), **OPTIONS) as llm:
+    with watched() as steps, fwk.LLM(str(tmp_path), **{**OPTIONS, "max_decode_gap": 9}) as llm:
         steps.clear()
         told.clear()
         media = [[], [MediaItem("image", encoded(noise(1)))]]

@@ -57,12 +57,15 @@ class StepPlanningOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class StepPlanningSpec(FeatureSpec):
-    """Has no parts: the scheduler goes by what its options say."""
+    """Has no parts: the scheduler goes by what its options say, and by a ``Pace``."""
 
     def step_planning(self, options: StepPlanningOptions) -> StepPlanning:
+        from fwk_features.step_planning.pace import Pace  # noqa: PLC0415 - where steps are planned
+
         return StepPlanning(
             max_start_tokens=options.max_start_tokens,
             max_decode_gap=options.max_decode_gap,
+            pace=Pace,
             max_prompts=options.prefill_max_requests,
             is_mixed=options.enable_mixed_chunk,
             conservativeness=options.schedule_conservativeness,
