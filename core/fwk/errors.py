@@ -5,9 +5,6 @@ Those that packages alongside core raise, too, are defined in ``fwk_errors``.
 
 from __future__ import annotations
 
-import difflib
-import re
-from collections.abc import Mapping
 from typing import Any
 
 from fwk_errors import ConfigError as ConfigError
@@ -18,6 +15,7 @@ from fwk_errors import NotServed as NotServed
 from fwk_errors import PluginError as PluginError
 from fwk_errors import PortTaken as PortTaken
 from fwk_errors import one_line_traceback as one_line_traceback
+from fwk_errors import what_is_wrong as what_is_wrong
 
 
 class PluginLoadError(PluginError):
@@ -94,16 +92,6 @@ def one_line(error: BaseException, max_length: int) -> str:
     except Exception:
         said = f"{type(error).__name__}, which cannot be printed"
     return said if len(said) <= max_length else f"{said[:max_length]} ..."
-
-
-def what_is_wrong(details: Mapping[str, Any], given: str = "") -> str:
-    """One of pydantic's errors as a sentence: what a validator of ours says as it is, others with what was given."""
-    if details["type"] == "value_error":
-        return str(details["ctx"]["error"])
-    words = re.findall(r"'([^']*)'", str(details["msg"])) if details["type"] == "literal_error" else []
-    close = difflib.get_close_matches(str(details["input"]).lower(), words, 1)
-    said = f"{details['msg']}, not {given}" if given else str(details["msg"])
-    return f"{said} (did you mean {close[0]!r}?)" if close else said
 
 
 class NotCapturable(Exception):

@@ -21,6 +21,7 @@ MODULES: Mapping[str, str] = {
     "fwk.interfaces.deprecated": "fwk_deprecated",
     "fwk.interfaces.http": "fwk_http.replies",
     "fwk.interfaces.life": "fwk.interfaces.lifecycle",
+    "fwk.interfaces.model_names": "fwk_http.bodies",
     "fwk.interfaces.ranked": "fwk.interfaces.ranked_list",
     "fwk.interfaces.tokenizer_bounds": "fwk_tokenizer.bounds",
     "fwk.layers": "fwk_layers",

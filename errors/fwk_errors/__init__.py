@@ -6,8 +6,12 @@ Core has these as ``fwk.errors``, along with its own of requests and engines. No
 
 from __future__ import annotations
 
+import difflib
+import re
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 
 class FwkError(Exception):
@@ -76,3 +80,13 @@ def one_line_traceback(error: BaseException) -> str:
     calls = " > ".join(f"{'/'.join(Path(frame.filename).parts[-2:])}:{frame.lineno} {frame.name}" for frame in frames)
     words = " ".join(str(error).split())
     return f"{type(error).__name__}: {words} (in {calls})" if words else f"{type(error).__name__} (in {calls})"
+
+
+def what_is_wrong(details: Mapping[str, Any], given: str = "") -> str:
+    """One of pydantic's errors as a sentence: what a validator of ours says as it is, others with what was given."""
+    if details["type"] == "value_error":
+        return str(details["ctx"]["error"])
+    words = re.findall(r"'([^']*)'", str(details["msg"])) if details["type"] == "literal_error" else []
+    close = difflib.get_close_matches(str(details["input"]).lower(), words, 1)
+    said = f"{details['msg']}, not {given}" if given else str(details["msg"])
+    return f"{said} (did you mean {close[0]!r}?)" if close else said

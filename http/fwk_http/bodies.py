@@ -1,4 +1,4 @@
-"""Which model a request names: in ``model`` of its body, and of its query."""
+"""Bodies that are read before a route has them, and given to it again: whom ``model`` there, or in the query, names."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from fwk_errors import ConfigError, PortTaken
 from fwk_files.regular import check_regular
@@ -117,6 +117,20 @@ LOCAL_PAGES = "http://localhost:*"
 def allowed_origins(options: ListeningOptions) -> tuple[str, ...]:
     """Origins of the web pages that may read replies: by default those that this machine serves to itself."""
     return options.allowed_origins or (() if is_public(options) else (LOCAL_PAGES,))
+
+
+_LOCAL = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:[0-9]+)?"
+
+
+def shared_with(origins: Sequence[str]) -> dict[str, Any]:
+    """Settings of ``CORSMiddleware`` for pages of these origins."""
+    return {
+        "allow_origins": [origin for origin in origins if origin != LOCAL_PAGES],
+        "allow_origin_regex": _LOCAL if LOCAL_PAGES in origins else None,
+        "allow_methods": ["GET", "POST", "DELETE"],
+        "allow_headers": ["*"],
+        "expose_headers": ["x-request-id", "retry-after"],
+    }
 
 
 def warn_if_open(options: ListeningOptions, keys: Keys) -> None:

@@ -6,24 +6,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fastapi import FastAPI, HTTPException, Request
-from fastapi.exceptions import RequestValidationError
+from fastapi import FastAPI
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel
-from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.routing import Match
 from starlette.types import ASGIApp, Scope
 
 from fwk import __version__
-from fwk.errors import EngineDead, InvalidRequest, NotServed, RequestFailed, what_is_wrong
+from fwk.errors import EngineDead, RequestFailed
 from fwk.interfaces.dialect import Dialect, openai_error
 from fwk.interfaces.observer import Observer
 from fwk.server.route_registry import AddRoutes, RouteRegistry
+from fwk_http import errors
 from fwk_http.admission import AdmissionController
+from fwk_http.errors import ErrorBody
 from fwk_http.keys import Keys
-from fwk_http.listening import LOCAL_PAGES
-from fwk_http.middleware import UNFORESEEN, RequestMiddleware, log_unforeseen
+from fwk_http.listening import shared_with
+from fwk_http.middleware import RequestMiddleware
 
 PUBLIC_ROUTES = ("/health", "/ready")
 """Which of core's routes need no key; a dialect names its own (``Dialect.public_paths``)."""
@@ -106,9 +105,6 @@ def guarded(
     return app
 
 
-_LOCAL_PAGES = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:[0-9]+)?"
-
-
 def _middleware(
     routes: Sequence[RouteRegistry],
     max_body_bytes: int,
@@ -131,18 +127,7 @@ def _middleware(
         )
     ]
     if allowed_origins:  # outermost: a browser asks without a key whether it may ask, and reads errors too
-        found.append(
-            (
-                CORSMiddleware,
-                {
-                    "allow_origins": [origin for origin in allowed_origins if origin != LOCAL_PAGES],
-                    "allow_origin_regex": _LOCAL_PAGES if LOCAL_PAGES in allowed_origins else None,
-                    "allow_methods": ["GET", "POST", "DELETE"],
-                    "allow_headers": ["*"],
-                    "expose_headers": ["x-request-id", "retry-after"],
-                },
-            )
-        )
+        found.append((CORSMiddleware, shared_with(allowed_origins)))
     return found
 
 
@@ -180,74 +165,10 @@ def _nothing(app: FastAPI) -> None:
     """Routes for administrators alone."""
 
 
-ErrorBody = Callable[[Scope, int, str, str | None, str | None], dict[str, Any]]
-
-
 def _plain(scope: Scope, status: int, message: str, param: str | None, code: str | None) -> dict[str, Any]:
     return openai_error(status, message, param, code)
 
 
-def _allowed(request: Request, status: int) -> dict[str, str]:
-    """The header of a 405, with the methods of all routes of the path: the router names those of the first.
-
-    Of a path that some routes name as it is, those that have a name of something in its place are not meant.
-    """
-    if status != 405:
-        return {}
-    found = [route for route in request.app.router.routes if route.matches(request.scope)[0] is not Match.NONE]
-    found = [route for route in found if "{" not in getattr(route, "path", "")] or found
-    return {"allow": ", ".join(sorted({method for route in found for method in getattr(route, "methods", ())}))}
-
-
 def install_error_handlers(app: FastAPI, body: ErrorBody = _plain) -> None:
     """Every error leaves in the shape of its dialect, and none holds a path, an address or a traceback."""
-
-    def answer(request: Request, status: int, message: str, param: str | None = None, code: str | None = None) -> Any:
-        return JSONResponse(body(request.scope, status, message, param, code), status)
-
-    async def invalid(request: Request, error: Exception) -> Response:
-        assert isinstance(error, InvalidRequest)
-        return answer(request, 400, str(error), error.param)
-
-    async def unreadable(request: Request, error: Exception) -> Response:
-        assert isinstance(error, RequestValidationError)
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"] if part != "body")
-        said = what_is_wrong(first)
-        return answer(request, 400, f"{place}: {said}" if place else said, place or None)
-
-    async def dead(request: Request, error: Exception) -> Response:
-        response = answer(request, 503, str(error), code="engine_unavailable")
-        response.headers["retry-after"] = "5"
-        return response
-
-    async def failed(request: Request, error: Exception) -> Response:
-        return answer(request, 500, str(error))
-
-    async def not_served(request: Request, error: Exception) -> Response:
-        assert isinstance(error, NotServed)
-        response = answer(request, error.status, str(error))
-        if error.retry_after is not None:
-            response.headers["retry-after"] = str(error.retry_after)
-        return response
-
-    async def http(request: Request, error: Exception) -> Response:
-        assert isinstance(error, StarletteHTTPException)
-        code = getattr(error, "code", None)
-        response = answer(request, error.status_code, str(error.detail), getattr(error, "param", None), code)
-        response.headers.update(error.headers or {})
-        response.headers.update(_allowed(request, error.status_code))
-        return response
-
-    async def unexpected(request: Request, error: Exception) -> Response:
-        log_unforeseen(request.scope, error)
-        return answer(request, 500, UNFORESEEN)
-
-    app.add_exception_handler(InvalidRequest, invalid)
-    app.add_exception_handler(RequestValidationError, unreadable)
-    app.add_exception_handler(EngineDead, dead)
-    app.add_exception_handler(RequestFailed, failed)
-    app.add_exception_handler(NotServed, not_served)
-    app.add_exception_handler(StarletteHTTPException, http)
-    app.add_exception_handler(HTTPException, http)
-    app.add_exception_handler(Exception, unexpected)
+    errors.install(app, body, unavailable=EngineDead, failed=RequestFailed)

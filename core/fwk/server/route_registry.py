@@ -14,10 +14,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fwk.errors import ConfigError, NotServed, PluginFault
 from fwk.interfaces.dialect import Dialect, openai_error
-from fwk.interfaces.model_names import is_form, names_of, read_all, replay
 from fwk.plugins.answers import guarded
 from fwk.plugins.discovery import OWN
 from fwk_http.authorization import Access, Guard
+from fwk_http.bodies import is_form, names_of, read_all, replay
 from fwk_http.keys import Keys
 
 _MAX_PATH = 256

@@ -9,7 +9,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from fwk.interfaces.dialect import openai_error
 from fwk.interfaces.engine_pool import ModelApp
-from fwk.interfaces.model_names import is_form, names_of, read_all, replay
+from fwk_http.bodies import is_form, names_of, read_all, replay
 
 
 class ModelRouter:
