@@ -16,7 +16,6 @@ from fwk.config import ModelOptions
 from fwk.errors import InvalidRequest, ModelLoadError
 from fwk.text import ModelText
 from fwk.text.detokenizer import SequenceText
-from fwk.text.model_text import _special_tokens
 from fwk.types import SamplingParams, TokenEvent
 from fwk.types.sampling import RepetitionDetection
 from fwk_jinja import sandbox
@@ -24,6 +23,7 @@ from fwk_jinja.chat import ChatTemplate
 from fwk_loaders.dummy.tokenizer import build_tokenizer
 from fwk_stops.strings import StopMatcher
 from fwk_tokenizer.lengths import max_characters
+from fwk_tokenizer.special import special_tokens
 from fwk_tokenizer.vocabulary import Vocabulary, byte_of_char
 
 TEXT = ["the quick brown fox jumps over the lazy dog", "Grüße aus Köln, 中文字符 日本語 emoji 👩‍👩‍👧 e\u0301"] * 3
@@ -386,8 +386,8 @@ def test_templates_know_all_named_special_tokens() -> None:
         "extra_special_tokens": {"image_token": "<image>"},
         "additional_special_tokens": ["<x>"],
     }
-    assert _special_tokens(config) == {"eos_token": "</s>", "cls_token": "<cls>", "image_token": "<image>"}
-    assert _special_tokens({"extra_special_tokens": ["<x>"]}) == {}
+    assert special_tokens(config) == {"eos_token": "</s>", "cls_token": "<cls>", "image_token": "<image>"}
+    assert special_tokens({"extra_special_tokens": ["<x>"]}) == {}
 
 
 class _Checkpoint:

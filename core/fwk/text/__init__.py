@@ -1,4 +1,4 @@
-"""Text and tokens: tokenising, chat templates, incremental detokenising, stop strings.
+"""Text and tokens: tokenising, chat templates, detokenising, stop strings.
 
 Here belongs what turns text into token ids and back, for servers and ``fwk.LLM`` alike. Parsers of tool calls and
 reasoning are plugins; masks of constrained output are applied in ``fwk.worker``.
