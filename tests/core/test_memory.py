@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import mmap
-import os
+import socket
 import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -13,6 +15,7 @@ from fwk.engine.process import LaunchSpec
 from fwk.server.engine_process import EngineProcess
 from fwk.setup.checkpoint import num_bytes
 from fwk_native.memory import HUGE, MAX_PREFAULT_BYTES, MemoryPrefaulter
+from fwk_process.parent import Adoption
 
 takes = pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="memory is taken ahead on Linux, in huge pages")
 
@@ -101,20 +104,34 @@ def test_the_system_has_it_back() -> None:
     assert not is_mapped(lowest)
 
 
-def test_an_engine_is_told_how_much_its_model_holds(tmp_path: Path) -> None:
+def test_memory_is_taken_for_what_a_model_holds_until_its_engine_is_there(tmp_path: Path) -> None:
     (tmp_path / "a.safetensors").write_bytes(b"x" * 1000)
     (tmp_path / "config.json").write_bytes(b"{}")
     (tmp_path / "folder").mkdir()
     assert num_bytes(tmp_path) == 1002
     assert num_bytes(tmp_path / "a.safetensors") == 1000
-    engine = EngineProcess()
-    read, write = os.pipe()
-    try:
-        engine.model_bytes = 1002
-        engine.release()
-        engine._process.stdin = os.fdopen(write, "wb", 0)
-        engine.tell(LaunchSpec("ipc://nowhere", "client", {}, "f"))
-        assert b'"model_bytes":1002' in os.read(read, 1000)
-    finally:
-        engine.discard()
-        os.close(read)
+    sent: list[socket.socket] = []
+    forks: Any = SimpleNamespace(wait=lambda: -9, kill=lambda: None)
+    engine = EngineProcess(lambda theirs: sent.append(theirs.dup()) or forks, Adoption())
+    engine._memory = memory = Memory()  # type: ignore[assignment]
+    engine.model_bytes = 1002
+    engine.tell(LaunchSpec("ipc://nowhere", "client", {}, "f"))
+    assert memory.taken == [2004]
+    assert b'"address":"ipc://nowhere"' in sent[0].recv(1000)
+    assert not engine.has_ended
+    sent[0].close()
+    engine.discard()
+    assert (engine.pid, memory.taken) == (0, [2004, 0]), "what was to fork it has ended"
+
+
+class Memory:
+    """Notes what is taken, and 0 when it is given back."""
+
+    def __init__(self) -> None:
+        self.taken: list[int] = []
+
+    def take(self, num_bytes: int) -> None:
+        self.taken.append(num_bytes)
+
+    def give_back(self) -> None:
+        self.taken.append(0)

@@ -15,7 +15,7 @@ import pytest
 
 from tests.helpers.client import connect, together
 from tests.helpers.engine_death import begin
-from tests.helpers.rig import FAKE, GOLDEN, Server, is_alive, is_helper, until
+from tests.helpers.rig import FAKE, GOLDEN, Server, forks_engines, is_alive, is_helper, until
 from tests.helpers.servers import Start
 
 SLOW = (*FAKE, "--fake-step-ms", "20")
@@ -117,16 +117,25 @@ def test_a_hung_engine_is_started_again(spawn: Start) -> None:
 
 
 @pytest.mark.sweep
-def test_a_spare_engine_takes_the_place_of_a_dead_one(spawn: Start) -> None:
-    server = spawn(*SLOW, "--health-monitor", "--spare-engines", "1")
-    [spare] = until(lambda: [p for p in server.engines() if p != server.engine], 10, "a spare engine")
-    until(lambda: any("libtorch" in part.path for part in spare.memory_maps()), 10, "its imports")
+def test_the_process_that_engines_are_forked_from_and_its_death(spawn: Start) -> None:
+    """It forks another engine, costs the running one nothing when it dies, and all end with the API process."""
+    server = spawn(*SLOW, "--health-monitor", "true", "--spare-engines", "1")
+    [first] = [process for process in server.children() if forks_engines(process)]
     server.signal_engine(signal.SIGKILL)
     until(lambda: server.log.count("serves again") == 1, RESTART_SECONDS, "a new engine")
-    assert server.engines()[0] == spare
-    [next_one] = until(lambda: [p for p in server.engines() if p != spare], 10, "another spare engine")
+    assert is_alive(first)
+    server.take_new_engine()
+    first.kill()
+    until(lambda: not is_alive(first), 5, "its end")
+    assert server.post({"prompt": "a", "max_tokens": 2}).status_code == 200
+    server.signal_engine(signal.SIGKILL)
+    until(lambda: server.log.count("serves again") == 2, RESTART_SECONDS, "a new engine, of another one's")
+    [second] = [process for process in server.children() if forks_engines(process)]
+    [engine] = server.engines()
+    engine.suspend()
+    second.suspend()
     server.process.send_signal(signal.SIGKILL)
-    until(lambda: not is_alive(spare) and not is_alive(next_one), 5, "their ends, with the API process")
+    until(lambda: not is_alive(engine) and not is_alive(second), 5, "their ends, with the API process")
 
 
 @pytest.mark.sweep

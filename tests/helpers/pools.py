@@ -11,6 +11,7 @@ from fwk.config import Config
 from fwk.interfaces.balance import LoadBalancer
 from fwk.interfaces.engine_pool import EnginePoolContext
 from fwk.server import one_engine
+from fwk.server.engine_forks import EngineForks
 from fwk.server.model_engines import ModelEngines
 from fwk_pools.replicas import ReplicasOptions
 from fwk_pools.replicas.pool import Replicas
@@ -31,7 +32,7 @@ def replicas_of(
 
     def make(begins: Any) -> Replicas:
         context = EnginePoolContext(
-            below=lambda i: one_engine.OneEngine(config, "f", begins, i, count),
+            below=lambda i: one_engine.OneEngine(config, "f", begins, i, count, EngineForks().take),
             choose=lambda *_, **__: balancer,
             options=ReplicasOptions(data_parallel_size=count),
         )

@@ -122,7 +122,7 @@ class Server:
             flags = ("--port", "0", *flags)
         if "--health-monitor" not in flags:  # a death that no test foresees shows, and a dead engine stays dead
             flags = ("--health-monitor", "false", *flags)
-        if "--spare-engines" not in flags:  # a start of an engine more, which most tests are without
+        if "--spare-engines" not in flags:  # a process more, which most tests are without
             flags = ("--spare-engines", "0", *flags)
         if str(PLUGINS) in environment.get("PYTHONPATH", ""):  # another package's: they take part where they are named
             at = flags.index("--enable-plugin") + 1 if "--enable-plugin" in flags else 0
@@ -198,8 +198,9 @@ class Server:
         return psutil.Process(self.process.pid).children(recursive=True)
 
     def engines(self, *, recursive: bool = False) -> list[psutil.Process]:
-        """The processes with a model, with their own if ``recursive``: all but the API process's helper."""
-        return [p for p in psutil.Process(self.process.pid).children(recursive) if not is_helper(p)]
+        """The processes with a model, with their own if ``recursive``: all but the helper, and what forks them."""
+        found = psutil.Process(self.process.pid).children(recursive)
+        return [p for p in found if not is_helper(p) and not forks_engines(p)]
 
     def _has_jobs(self) -> bool:
         """Whether its helper runs something, a fork each."""
@@ -342,6 +343,14 @@ def is_helper(process: psutil.Process) -> bool:
     """Whether it is the process in which the API process compiles grammars, or a job of that."""
     try:
         return "fwk.server.helper_process" in process.cmdline()
+    except psutil.Error:  # it has ended
+        return False
+
+
+def forks_engines(process: psutil.Process) -> bool:
+    """Whether it is the process that engines are forked from."""
+    try:
+        return process.name() == "fwk-forks"
     except psutil.Error:  # it has ended
         return False
 

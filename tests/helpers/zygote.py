@@ -67,9 +67,9 @@ AT_FIRST = dict(os.environ)
 class Forked(subprocess.Popen[bytes]):
     """A child that is there already, with the state that ``Popen`` has once it has started one."""
 
-    def __init__(self, pid: int, stdin: Any = None) -> None:
+    def __init__(self, pid: int) -> None:
         vars(self).update(
-            pid=pid, args=f"fork {pid}", returncode=None, stdin=stdin, stdout=None, stderr=None, _input=None
+            pid=pid, args=f"fork {pid}", returncode=None, stdin=None, stdout=None, stderr=None, _input=None
         )
         vars(self).update(_child_created=True, _communication_started=False, _waitpid_lock=threading.Lock())
 
@@ -318,25 +318,23 @@ def settle(environment: Mapping[str, str]) -> None:
     importlib.invalidate_caches()
 
 
-def start_engine(command: Sequence[str], env: Mapping[str, str], **settings: Any) -> Any:
-    """An engine as a fork; a process of its own once there are threads, of which a fork knows nothing."""
-    if command[-1] != ENGINE or len(os.listdir("/proc/self/task")) > 1:
-        return subprocess.Popen(command, env=env, **settings)
-    reading, writing = os.pipe()
+def start_engine(command: Sequence[str], env: Mapping[str, str], pass_fds: Sequence[int], **settings: Any) -> Any:
+    """What engines are forked from, as a fork; a process of its own once there are threads, which a fork has not."""
+    if command[-2] != ENGINE or len(os.listdir("/proc/self/task")) > 1:
+        return subprocess.Popen(command, env=env, pass_fds=pass_fds, **settings)
     if pid := os.fork():
-        os.close(reading)
-        return Forked(pid, os.fdopen(writing, "wb", 0))
-    os.dup2(reading, 0)
+        return Forked(pid)
     for number in [int(name) for name in os.listdir("/proc/self/fd")]:
-        if number > 2:
+        if number > 2 and number not in pass_fds:
             with contextlib.suppress(OSError):
                 os.close(number)
     settle(env)
+    sys.argv[1:] = command[-1:]
     engine = importlib.import_module(ENGINE)
     os._exit(ended(lambda: sys.exit(engine.main())))
 
 
-ENGINES = SimpleNamespace(Popen=start_engine, PIPE=subprocess.PIPE)
+ENGINES = SimpleNamespace(Popen=start_engine)
 """What the module that starts engines has of ``subprocess``."""
 
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from fwk.server.engine_process import EngineProcess, started_early
+from fwk.server.engine_forks import EngineForks, started_early
 from fwk_process.gc import gc_paused
 
 if TYPE_CHECKING:
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 def run(argv: Sequence[str]) -> int:
     """Read the options and serve."""
     if {"-h", "--help", "--help-all"} & set(argv):
-        return _serve(argv, lambda count: [])
+        return _serve(argv, EngineForks)
     with started_early() as engines_of:  # which import torch while plugins and the HTTP stack are imported here
         return _serve(argv, engines_of)
 
 
-def _serve(argv: Sequence[str], engines_of: Callable[[int], list[EngineProcess]]) -> int:
+def _serve(argv: Sequence[str], engines_of: Callable[[int], EngineForks]) -> int:
     with gc_paused():
         from fwk.cli.common import note, read_given  # noqa: PLC0415 - after an engine was started
         from fwk.plugins.audit import Audit  # noqa: PLC0415

@@ -107,14 +107,13 @@ class ServerOptions(Options):
         "/health says 503 until the server is started again.",
         stability="beta",
     )
-    spare_engines: int | None = option(
-        None,
-        "Processes that have imported what an engine needs (a quarter of a GB each) and wait to take the place of one "
-        "that died, which then serves sooner; for all engines of a model (default: 1 where 4 GiB are free and "
-        "--health-monitor is on).",
+    spare_engines: int = option(
+        1,
+        "1: the process that engines are forked from waits for one to die (25 MB that it does not share with them); 0, "
+        "and without --health-monitor: it ends, and an engine in another's place begins with its imports.",
         stability="beta",
         ge=0,
-        le=64,
+        le=1,
     )
     watchdog_timeout: float = option(
         300.0,

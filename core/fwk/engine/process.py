@@ -10,8 +10,10 @@ import contextlib
 import gc
 import logging
 import os
+import socket
 import sys
 import threading
+import time
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -25,13 +27,12 @@ from fwk.plugins import PluginSet, discover, plugin_that_raised
 from fwk.plugins.audit import Audit
 from fwk.plugins.factory import code_owners
 from fwk.types import EngineFailed, EngineReady
-from fwk_native.memory import MemoryPrefaulter
 from fwk_process.crash import crash_file, record_crashes
 from fwk_process.gc import gc_paused
 from fwk_process.log import set_up_log
 from fwk_process.malloc import Heap
 from fwk_process.oom import prefer_as_victim
-from fwk_process.parent import continue_with_parent_gone, ignore_terminal_signals
+from fwk_process.parent import continue_with_parent_gone, ignore_terminal_signals, name_process
 from fwk_process.progress import set_up_progress
 
 log = logging.getLogger("fwk.engine")
@@ -49,37 +50,36 @@ class LaunchSpec(msgspec.Struct):
     fingerprint: str
     engine_index: int = 0
     name: str = "engine"  # in the log
-    model_bytes: int = 0  # of the model's files, where they were found
 
 
 def main() -> int:
-    """Load, serve, end. The exit code tells why."""
+    """Load, serve, end. The exit code tells why. With a descriptor as argument: in forks of this process."""
     ignore_terminal_signals()
-    continue_with_parent_gone()
-    prefer_as_victim()
-    parent_pipe = ParentPipe()
     with gc_paused():
         from fwk.engine.loop import EngineLoop, bind, meet  # noqa: PLC0415 - torch comes with it, before there is a spec
-    spec = parent_pipe.spec()
-    parent_pipe.memory.give_back()
+    if len(sys.argv) > 1:
+        fork_on_demand(int(sys.argv[1]))
+    continue_with_parent_gone()
+    prefer_as_victim()
+    spec = ParentPipe().spec()
     context = zmq.Context[zmq.Socket[bytes]]()
-    socket = bind(context, spec.address)
+    wire = bind(context, spec.address)
     config = from_plain(spec.config)
     set_up_log(config.server.log_level, config.server.log_format, spec.name)
     set_up_progress(not config.engine.disable_progress_bars and spec.engine_index == 0)
     import torch  # noqa: PLC0415
 
-    meet(socket, spec.address, spec.client)
+    meet(wire, spec.address, spec.client)
     try:
         engine, plugins, ready = _load(spec)
     except FwkError as error:
-        _report(socket, str(error), error.exit_code)
+        _report(wire, str(error), error.exit_code)
         return EXIT_NOT_STARTED
     except (Exception, SystemExit) as error:
         log.debug("the engine could not be started", exc_info=error)
-        _report(socket, f"the engine could not be started: {one_line_traceback(error)}", None)
+        _report(wire, f"the engine could not be started: {one_line_traceback(error)}", None)
         return EXIT_NOT_STARTED
-    loop = EngineLoop(engine, socket, ready, spec.client.encode())
+    loop = EngineLoop(engine, wire, ready, spec.client.encode())
     gc.collect()
     gc.freeze()  # what is alive now stays; collections need not look at it again
     Heap().trim()  # what loading took besides
@@ -101,9 +101,42 @@ def main() -> int:
         return EXIT_FAILED
     finally:
         engine.close()
-        socket.close()
+        wire.close()
         context.term()
     return 0
+
+
+def fork_on_demand(descriptor: int) -> None:
+    """Wait with all that is imported until the other end of a socket is closed. Returns in each fork alone.
+
+    With a byte comes the descriptor of a fork's standard input, on which it says its number. It is a child of this
+    process's parent, for the process between them ends. Threads are not forked, and what they hold stays locked: where
+    there are any, a fork begins with its imports.
+    """
+    continue_with_parent_gone()
+    name_process("fwk-forks")
+    Heap().trim()
+    has_threads = len(os.listdir("/proc/self/task")) > 1
+    with socket.socket(fileno=descriptor) as control:
+        while True:
+            message, inputs, _, _ = socket.recv_fds(control, 1, 1)
+            if not message:
+                os._exit(0)
+            if (between := os.fork()) == 0:
+                break
+            os.waitpid(between, 0)
+            os.close(inputs[0])
+    between = os.getpid()
+    if os.fork():
+        os._exit(0)
+    while os.getppid() == between:
+        time.sleep(0.0005)
+    os.dup2(inputs[0], 0)
+    os.close(inputs[0])
+    os.write(0, os.getpid().to_bytes(4, sys.byteorder))
+    if has_threads:
+        os.execv(sys.executable, [sys.executable, "-P", "-m", "fwk.engine.process"])
+    name_process("fwk-engine")
 
 
 def _load(spec: LaunchSpec) -> tuple[Any, PluginSet, EngineReady]:
@@ -138,24 +171,22 @@ def _load(spec: LaunchSpec) -> tuple[Any, PluginSet, EngineReady]:
     return engine, plugins, ready
 
 
-def _report(socket: zmq.Socket[bytes], message: str, exit_code: int | None) -> None:
+def _report(wire: zmq.Socket[bytes], message: str, exit_code: int | None) -> None:
     """Tell the parent, which has sent a ping by now or will once it is ready, why there is no engine."""
-    if socket.poll(30_000):
-        client = socket.recv_multipart()[0]
-        socket.send_multipart([client, msgspec.msgpack.encode(EngineFailed(message, exit_code=exit_code))])
-    socket.close(linger=1000)
+    if wire.poll(30_000):
+        client = wire.recv_multipart()[0]
+        wire.send_multipart([client, msgspec.msgpack.encode(EngineFailed(message, exit_code=exit_code))])
+    wire.close(linger=1000)
 
 
 class ParentPipe:
     """Standard input: a line comes with the spec, and then nothing until the parent is gone; so are we then.
 
-    From the spec on it takes ``memory`` ahead: what blocks hold in four bits or eight are numbers of up to sixteen.
     Reads the descriptor itself: a thread inside ``sys.stdin`` holds its lock, and the interpreter could not end.
     """
 
     def __init__(self) -> None:
         self._spec: Future[LaunchSpec] = Future()
-        self.memory = MemoryPrefaulter()
         threading.Thread(target=self._follow, daemon=True).start()
 
     def spec(self) -> LaunchSpec:
@@ -168,15 +199,13 @@ class ParentPipe:
             if not self._spec.done():
                 line += part
                 if line.endswith(b"\n"):
-                    spec = msgspec.json.decode(line, type=LaunchSpec)
-                    self.memory.take(2 * spec.model_bytes)
-                    self._spec.set_result(spec)
+                    self._spec.set_result(msgspec.json.decode(line, type=LaunchSpec))
         if self._spec.done():
-            socket = Path(self._spec.result().address.removeprefix("ipc://"))
+            path = Path(self._spec.result().address.removeprefix("ipc://"))
             with contextlib.suppress(OSError):  # a parent that ended well has removed them itself
                 crash_file(self._spec.result().address).unlink(missing_ok=True)
-                socket.unlink(missing_ok=True)
-                socket.parent.rmdir()
+                path.unlink(missing_ok=True)
+                path.parent.rmdir()
         os._exit(1)
 
 

@@ -56,18 +56,16 @@ STACK_SECONDS = 0.2
 class EngineClient(Engine):
     """One engine process and the requests sent to it. Lives on the event loop's thread.
 
-    ``process``: one that was started before; by default ``start`` starts it. ``module``: as for ``EngineProcess``.
+    new_process: of an engine that has begun to import, for ``start``.
     """
 
     def __init__(
         self,
         config: Config,
         fingerprint: str,
-        index: int = 0,
-        num_engines: int = 1,
-        process: EngineProcess | None = None,
-        *,
-        module: str = "",
+        index: int,
+        num_engines: int,
+        new_process: Callable[[], EngineProcess],
     ) -> None:
         self._config = config
         self._index = index
@@ -84,8 +82,8 @@ class EngineClient(Engine):
         self._context = zmq.Context[zmq.Socket[bytes]]()
         self._socket: zmq.Socket[bytes] | None = None
         self._unsent: list[bytes] = []
-        self._process = process
-        self._module = module
+        self._new_process = new_process
+        self._process: EngineProcess | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._ready: asyncio.Future[EngineReady] | None = None
         self._dead: EngineDead | None = None
@@ -105,7 +103,7 @@ class EngineClient(Engine):
         if len(address) > 107:  # the system's limit for socket paths
             raise EngineDead(f"the temporary folder's path is too long for a socket: {self._folder.path}; set TMPDIR")
         self._ready = asyncio.get_running_loop().create_future()
-        self._process = self._process or EngineProcess(self._num_engines, self._module)
+        self._process = self._new_process()
         identity = secrets.token_hex(16)  # told through the pipe alone: no other process can speak for us
         plain, name = to_plain(self._config), self._name.removeprefix("the ")
         self._process.tell(LaunchSpec(address, identity, plain, self._fingerprint, self._index, name))

@@ -17,7 +17,6 @@ from fwk.errors import EngineDead, InvalidRequest, NotServed
 from fwk.interfaces.engine_pool import Engine, EnginePool, Receiver
 from fwk.server.engine_client import EngineClient
 from fwk.server.engine_process import EngineProcess
-from fwk.server.spare_engines import SpareEngines
 from fwk.types import EngineReady, EngineStats, Request, total_stats
 from fwk_http.admission import RETRY_SECONDS
 
@@ -31,10 +30,9 @@ DEATHS_SECONDS = 60
 
 
 class OneEngine(EnginePool):
-    """One engine of ``num_engines`` that a model has. ``process``: one that was started before. ``spares``: of all.
+    """One engine of ``num_engines`` that a model has, in a process by ``new_process``.
 
-    begins: tells an engine in another's place what that one was told, before it serves. module: as for
-    ``EngineProcess``.
+    begins: tells an engine in another's place what that one was told, before it serves.
     """
 
     def __init__(
@@ -42,26 +40,21 @@ class OneEngine(EnginePool):
         config: Config,
         fingerprint: str,
         begins: Callable[[Engine], Awaitable[None]],
-        index: int = 0,
-        num_engines: int = 1,
-        process: EngineProcess | None = None,
-        spares: SpareEngines | None = None,
-        module: str = "",
+        index: int,
+        num_engines: int,
+        new_process: Callable[[], EngineProcess],
     ) -> None:
         self._config = config
-        self._spares = spares or SpareEngines(config, num_engines)
         self._begins = begins
         self._index = index
-        self._new_client = partial(EngineClient, config, fingerprint, index, num_engines)
-        if module:
-            self._new_client = partial(self._new_client, module=module)
+        self._new_client = partial(EngineClient, config, fingerprint, index, num_engines, new_process)
         self._past: EngineStats | None = None  # what engines had done that have ended since
         self._now = EngineStats()
         self._deaths: list[float] = []
         self._weights: str | None = None  # the identity of those of the first start
         self._open: dict[str, int] = {}  # sequences, by request
         self._reviving: asyncio.Task[None] | None = None
-        self._install(self._new_client(process))
+        self._install(self._new_client())
 
     def _install(self, client: EngineClient) -> None:
         self._client = client
@@ -74,7 +67,6 @@ class OneEngine(EnginePool):
     async def wait_ready(self) -> EngineReady:
         ready = await self._client.wait_ready()
         self._check_weights(ready)
-        self._spares.prepare(lambda: bool(self._open))
         return ready
 
     def _check_weights(self, ready: EngineReady) -> None:
@@ -93,7 +85,7 @@ class OneEngine(EnginePool):
         self._count_anew(EngineStats())
 
     async def start_again(self) -> EngineReady:
-        self._install(self._new_client(self._spares.take()))
+        self._install(self._new_client())
         try:
             await self.start()
             ready = await self.wait_ready()
@@ -104,7 +96,6 @@ class OneEngine(EnginePool):
         return ready
 
     async def close(self) -> None:
-        self._spares.close()
         await self._stop_reviving()
         await self._client.close()
 
@@ -214,7 +205,7 @@ class OneEngine(EnginePool):
         await self._client.close()
         while delay is not None:
             await asyncio.sleep(delay)
-            client = self._new_client(self._spares.take())
+            client = self._new_client()
             try:
                 await client.start()
                 self._check_weights(await client.wait_ready())
@@ -230,7 +221,6 @@ class OneEngine(EnginePool):
             self._install(client)
             self._count_anew(client.stats)
             log.warning("engine %d serves again", self._index)
-            self._spares.prepare(lambda: bool(self._open))
             return
         self.on_given_up()
 

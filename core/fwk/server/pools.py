@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -13,13 +13,13 @@ from fwk.interfaces.lifecycle import PluginLifecycle
 from fwk.plugins import PluginFactory, PluginSet, Selection, build, choose
 from fwk.plugins.pools import engine_module, num_engines, num_pools, pools_on
 from fwk.plugins.selection import check_used
-from fwk.server.engine_process import EngineProcess
+from fwk.server.engine_forks import EngineForks
+from fwk.server.engine_process import EngineProcess, run_engine
 from fwk.server.one_engine import OneEngine
-from fwk.server.spare_engines import SpareEngines
 
 
 class PoolBuilder:
-    """Builds the pools that a model's options turn on. processes: started before, for the first engines.
+    """Builds the pools that a model's options turn on. engines: where those of this machine come from.
 
     context: an ``EnginePoolContext`` that lacks below, choose, options, shared and lifecycle. shared: dictionaries for
     the pools of all models, by plugin.
@@ -29,19 +29,19 @@ class PoolBuilder:
         self,
         config: Config,
         plugins: PluginSet,
-        processes: Sequence[EngineProcess],
+        engines: EngineForks,
         context: Callable[..., EnginePoolContext],
         shared: dict[str, dict[str, Any]],
     ) -> None:
         self._config = config
         self._factory = PluginFactory(plugins, config.plugin_options)
-        self._processes = processes
         self._context = context
         self._shared = shared
         self._on = pools_on(plugins, config.plugin_options)
         self.num_engines = num_engines(plugins, config.plugin_options)
-        self._module = engine_module(plugins, config.plugin_options)
-        self._spares = SpareEngines(config, self.num_engines, are_here=not self._module)
+        self._new_process = engines.of(self.num_engines).take
+        if module := engine_module(plugins, config.plugin_options):
+            self._new_process = lambda: EngineProcess(partial(run_engine, module, self.num_engines))
         self.selections: list[Selection] = []
         self.lifecycles: list[PluginLifecycle] = []
         self.by_plugin: dict[str, EnginePool] = {}
@@ -54,10 +54,8 @@ class PoolBuilder:
     def _make(self, begins: Callable[[Engine], Awaitable[None]], level: int, index: int) -> EnginePool:
         """The ``index``-th of the pools at a level of the stack."""
         if level == len(self._on):
-            process = self._processes[index] if index < len(self._processes) else None
             fingerprint = self._factory.plugins.fingerprint
-            count, spares = self.num_engines, self._spares
-            return OneEngine(self._config, fingerprint, begins, index, count, process, spares, self._module)
+            return OneEngine(self._config, fingerprint, begins, index, self.num_engines, self._new_process)
         item, options = self._on[level]
         first = index * num_pools(item, options)
         context = self._context(

@@ -22,7 +22,7 @@ from fwk.plugins import PluginSet
 from fwk.plugins.pools import model_router
 from fwk.plugins.selection import probable_kernels
 from fwk.server.app import Reports, guarded
-from fwk.server.engine_process import EngineProcess
+from fwk.server.engine_forks import EngineForks
 from fwk.server.served_model import ServedModel, Shared
 from fwk.setup.checkpoint import locate, num_bytes
 from fwk.types import EngineReady
@@ -47,12 +47,10 @@ LAST_REQUESTS_SECONDS = 10.0
 POLL_SECONDS = 0.05
 
 
-def serve(
-    configs: Sequence[Config], plugins: PluginSet, progress: Callable[[str], None], engines: Sequence[EngineProcess]
-) -> int:
+def serve(configs: Sequence[Config], plugins: PluginSet, progress: Callable[[str], None], engines: EngineForks) -> int:
     """Serve models until a signal or the engine's end. Returns the process's exit code.
 
-    ``configs``: of each model; the first one's holds for the server. ``engines``: a process for each of the first.
+    ``configs``: of each model; the first one's holds for the server. ``engines``: has begun those of the first.
     """
     options = configs[0].server
     listening = listen(options)
@@ -62,8 +60,9 @@ def serve(
     build_ahead(probable_kernels(configs, plugins))
     # fetch first, with progress: the engine process then finds it in place
     sizes = [num_bytes(locate(config, plugins, progress)) for config in configs]
-    for engine in engines:
+    for engine in engines.begun:
         engine.model_bytes = sizes[0]
+    engines.settle(stays=options.health_monitor and options.spare_engines > 0)
     runner = asyncio.run
     with contextlib.suppress(ImportError):
         import uvloop  # noqa: PLC0415 - not on every platform
@@ -97,7 +96,7 @@ class _Server:
         plugins: PluginSet,
         listening: Listening,
         progress: Callable[[str], None],
-        engines: Sequence[EngineProcess],
+        engines: EngineForks,
     ) -> None:
         self._options = configs[0].server
         self._listening = listening
@@ -105,7 +104,7 @@ class _Server:
         self._plugins = plugins
         pools: dict[str, dict[str, Any]] = {}
         self._models = [
-            ServedModel(config, plugins, () if index else engines, index, size, pools)
+            ServedModel(config, plugins, engines, index, size, pools)
             for index, (config, size) in enumerate(zip(configs, sizes, strict=True))
         ]
         self._first = self._models[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -24,7 +24,7 @@ from fwk.interfaces.served_weights import ServedWeights
 from fwk.plugins import PluginFactory, PluginSet, Selection
 from fwk.plugins.selection import check_strict, check_used
 from fwk.server.app import Reports, build_app, unguarded_app
-from fwk.server.engine_process import EngineProcess
+from fwk.server.engine_forks import EngineForks
 from fwk.server.frontend import ServerFrontend
 from fwk.server.helper import HelperJobs, new_helper, vet_grammar, warm_up
 from fwk.server.lifecycle import LifecycleManager
@@ -84,7 +84,7 @@ def _room(card: ModelCard, ready: EngineReady) -> str:
 class ServedModel(ModelApp):
     """A model from its opening to its end. ``start`` builds all but the engines.
 
-    engines: processes started before, for its first engines. index: among the server's models. size: bytes of its
+    engines: where its engines come from. index: among the server's models. size: bytes of its
     files. pools: dictionaries that the pools of all models share, by plugin.
     """
 
@@ -96,7 +96,7 @@ class ServedModel(ModelApp):
         self,
         config: Config,
         plugins: PluginSet,
-        engines: Sequence[EngineProcess],
+        engines: EngineForks,
         index: int,
         size: int,
         pools: dict[str, dict[str, Any]],

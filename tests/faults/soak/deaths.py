@@ -26,7 +26,7 @@ from typing import Any
 import aiohttp
 import psutil
 
-from tests.helpers.rig import Server, assert_no_leak, is_alive, is_helper, until, write_model
+from tests.helpers.rig import Server, assert_no_leak, forks_engines, is_alive, is_helper, until, write_model
 
 BACK_SECONDS = 30.0
 END_SECONDS = 120.0
@@ -246,6 +246,13 @@ async def replica(site: Site) -> None:
     await _engine(site.replicas)
 
 
+async def forks(site: Site) -> None:
+    """What engines are forked from: it costs no request, and the next engine is there all the same."""
+    for one in psutil.Process(site.replicas.server.process.pid).children():
+        if forks_engines(one):
+            one.kill()
+
+
 async def prefill_server(site: Site) -> None:
     """Costs the decode server computation, and no request."""
     site.prefill.hurt()
@@ -261,7 +268,7 @@ async def decode_server(site: Site) -> None:
 
 
 DEATHS: tuple[Callable[[Site], Awaitable[None]], ...] = (
-    replica, prefill_server, api_process, helper, engine, decode_server,
+    replica, prefill_server, api_process, forks, replica, helper, engine, decode_server,
 )  # fmt: skip
 
 
@@ -340,7 +347,7 @@ def main() -> int:
     parser.add_argument("--every", type=float, default=60, help="seconds from one death to the next")
     parser.add_argument("--rate", type=float, default=6.0, help="requests a second")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--spare-engines", type=int, default=1, help="of each server")
+    parser.add_argument("--spare-engines", type=int, default=1, help="as each server has it")
     args = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="fwk-deaths-"))
     secret = folder / "secret"

@@ -19,8 +19,21 @@ from fwk.server.pools import PoolBuilder
 class Client:
     """An engine that is never started."""
 
-    def __init__(self, config: Any, fingerprint: str, index: int, num_engines: int, process: object = None) -> None:
-        self.place = (index, num_engines, process)
+    def __init__(self, config: Any, fingerprint: str, index: int, num_engines: int, new_process: Any) -> None:
+        self.place = (index, num_engines, new_process())
+
+
+class Forks:
+    """Engines of this machine."""
+
+    def __init__(self, num_engines: int = 0) -> None:
+        self.num_engines = num_engines
+
+    def of(self, num_engines: int) -> Forks:
+        return Forks(num_engines)
+
+    def take(self) -> str:
+        return f"one of {self.num_engines}"
 
 
 async def no_engine(engine: Any) -> None:
@@ -31,7 +44,7 @@ def stack(plugins: PluginSet, monkeypatch: pytest.MonkeyPatch, **given: Any) -> 
     monkeypatch.setattr(one_engine, "EngineClient", Client)
     [config] = server_configs(plugins, {"model": "m", **given}, print)
     context = partial(EnginePoolContext, model="m", name="m")
-    builder = PoolBuilder(config, plugins, ["started"], context, {})  # type: ignore[list-item]
+    builder = PoolBuilder(config, plugins, Forks(), context, {})  # type: ignore[arg-type]
     assert builder.num_engines == num_engines(plugins, config.plugin_options)
     return builder, builder.build(no_engine)
 
@@ -42,8 +55,8 @@ def shape(pool: EnginePool) -> Any:
     return pool._client.place if isinstance(pool, one_engine.OneEngine) else (name, *map(shape, pool.below))  # type: ignore[attr-defined]
 
 
-ONE = (0, 1, "started")
-TWO = ((0, 2, "started"), (1, 2, None))
+ONE = (0, 1, "one of 1")
+TWO = ((0, 2, "one of 2"), (1, 2, "one of 2"))
 
 
 @pytest.mark.parametrize(
