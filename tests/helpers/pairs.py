@@ -20,6 +20,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
@@ -646,6 +647,8 @@ def serve(model: Path, options: dict[str, Any], setting: Setting, adapter: str =
             assert [x.token_ids for x in again] == [x.token_ids for x in done]
             cached = [x.cached_tokens for x in again]
         stats = llm.engine.stats()
+        restored = sum(engine.stats().restored_prompt_tokens for engine in (llm.engine, *others))
+        stats = msgspec.structs.replace(stats, restored_prompt_tokens=restored)
         assert (stats.num_running, stats.num_waiting, stats.num_held_blocks) == (0, 0, 0)
         llm.engine.scheduler.check()
         return Run(
@@ -674,7 +677,9 @@ def _engines(model: Path, options: dict[str, Any]) -> Iterator[tuple[Any, ...]]:
         with fwk.LLM(str(model), **given) as llm:
             yield (llm,)
         return
-    with tempfile.TemporaryDirectory() as folder, split(str(model), Path(folder), **given) as (llm, pair):
+    # Room for all that is offered at once: nothing of it is read before all prompts were added.
+    there = {"max_total_tokens": 400} if given["prefix_cache"] == "hierarchical" else {}
+    with tempfile.TemporaryDirectory() as folder, split(str(model), Path(folder), there, **given) as (llm, pair):
         yield llm, pair.prefill
 
 

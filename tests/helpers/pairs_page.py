@@ -65,10 +65,6 @@ REFUSED: dict[tuple[str, str], str] = {
         "prefill elsewhere",
     ): "--disaggregation-mode prefill: .* does not generate, so there is nothing to decode",
     (
-        "hierarchical cache",
-        "prefill elsewhere",
-    ): "--disaggregation-mode decode is not possible with --prefix-cache hierarchical: .* give the tiers to",
-    (
         "hidden states",
         "rerank",
     ): "is served to classify, and its replies are made of hidden states .* leave --enable-return-hidden-states out",

@@ -103,6 +103,9 @@ class CheckedCache(PrefixCache):
         self._locked = []  # the sequences of the batch run
         return self._ask("take_saves", None, None)
 
+    def save_evicted(self) -> None:
+        self._ask("save_evicted", None, None)
+
     def root(self, namespace: str) -> Any:
         return self._ask("root", None, None, namespace)
 

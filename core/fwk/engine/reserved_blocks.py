@@ -47,6 +47,7 @@ class Reservations(Blocks):
             self._cache.unlock(match.node, is_used=False)
             return None
         blocks = self._allocator.allocate(count)
+        self._cache.save_evicted()
         tokens = list(token_ids[match.num_tokens : match.num_tokens + count * self._block_size])
         self._open.append(ReservedBlocks(match.node, blocks, tokens))
         self.num_locks += 1

@@ -158,6 +158,9 @@ class PrefixCache(ABC):
         """
         return None
 
+    def save_evicted(self) -> None:
+        """Make the copies that blocks handed out by ``evict`` are owed now: what fills them waits for no batch."""
+
     @abstractmethod
     def root(self, namespace: str) -> Any:
         """The node of the empty path in a namespace (LoRA, salt, ...); nothing is shared between namespaces."""
@@ -178,11 +181,13 @@ class PrefixCacheSpec(Declaration):
     """Declares a prefix cache.
 
     tiers: cache tiers it always brings, fastest first, before those of ``--cache-tiers``; None: it uses no tiers.
+    saves_evicted: its ``save_evicted`` makes these copies, so that blocks may be filled between steps.
     """
 
     family: ClassVar[str] = "cache"
 
     tiers: tuple[str, ...] | None = None
+    saves_evicted: bool = False
 
 
 @dataclass(frozen=True, slots=True)

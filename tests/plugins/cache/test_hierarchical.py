@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -15,9 +15,11 @@ from tests.helpers.engine_machine import EngineMachine, assert_idle, prompts, re
 from tests.helpers.tiered import Tiered
 
 from fwk.engine.core import Engine
-from fwk.interfaces.prefix_cache import CacheTier, CacheTierContext
+from fwk.interfaces.prefix_cache import BlockTransfer, CacheContext, CacheTier, CacheTierContext
 from fwk.plugins import discover
 from fwk.types import Request, SamplingParams
+from fwk_cache.hierarchical import HierarchicalOptions
+from fwk_cache.hierarchical.cache import HierarchicalCache
 from fwk_cache.host import HostOptions
 from fwk_cache.host.tier import HostTier
 from fwk_cache.tiers.transfer import WorkerTransfer
@@ -319,3 +321,42 @@ def test_auto_never_takes_twice_the_memory() -> None:
     """Where the trie is not installed nothing is kept, and the tiers are for those who ask for them."""
     ranks = {item.name: item.declaration.rank for item in discover().family("cache")}
     assert ranks["hierarchical"] < ranks["none"] < ranks["radix"]
+
+
+class Copies(BlockTransfer):
+    """Remembers what it was to copy."""
+
+    def __init__(self) -> None:
+        self.block_ids: list[int] = []
+
+    def find(self, saves: Sequence[tuple[bytes, int]], keys: Sequence[bytes], is_near: bool = False) -> int:
+        self.block_ids += [block for _, block in saves]
+        return 0
+
+    def load(
+        self,
+        saves: Sequence[tuple[bytes, int]],
+        keys: Sequence[bytes],
+        block_ids: Sequence[int],
+        is_near: bool = False,
+    ) -> int:
+        return self.find(saves, keys)
+
+
+@pytest.mark.parametrize("policy", ["write_through", "write_back"])
+def test_evicted_blocks_that_others_fill_between_steps_are_copied_at_once_and_not_again(policy: str) -> None:
+    """What came from elsewhere was inserted, and evicted before a step: its copy is owed before, not after the step."""
+    copies = Copies()
+    cache = HierarchicalCache(CacheContext(4, HierarchicalOptions(hicache_write_policy=policy), copies))  # type: ignore[arg-type]
+    root = cache.root("")
+    cache.lock(root)
+    node, taken = cache.insert(root, range(8), [5, 6])
+    assert taken == [True, True]
+    cache.unlock(node)
+    assert sorted(cache.evict(2)) == [5, 6]
+    assert copies.block_ids == []
+    cache.save_evicted()
+    assert sorted(copies.block_ids) == [5, 6]
+    cache.save_evicted()
+    assert len(copies.block_ids) == 2
+    assert cache.take_saves() is None, "others have written there"

@@ -457,15 +457,15 @@ def test_adapters_are_computed_there_if_they_are_the_same(tmp_path: Path) -> Non
             assert after.kv_transfers - transfers == (name != "other"), name
 
 
-def test_tiers_are_for_prefill_servers(tiny_folder: Path, tmp_path: Path, alone: fwk.LLM) -> None:
+TIERS = {"prefix_cache": "hierarchical", "hicache_ratio": 8}
+
+
+def test_prefill_servers_may_have_tiers(tiny_folder: Path, tmp_path: Path, alone: fwk.LLM) -> None:
     """A prompt that was evicted there and comes back from a tier is offered as one that was computed."""
-    with pytest.raises(ConfigError, match="give the tiers to the prefill servers"):
-        half(str(tiny_folder), "decode", tmp_path, **OPTIONS | {"prefix_cache": "hierarchical"})
     options = OPTIONS | {"max_total_tokens": 128}
     prompts = [prompt(seed, 60) for seed in range(1, 5)]
     wanted = [x.token_ids for x in alone.generate(prompts, GREEDY)]
-    tiers = {"prefix_cache": "hierarchical", "hicache_ratio": 8}
-    with split(str(tiny_folder), tmp_path, of_prefill=tiers, **options) as (_, pair):
+    with split(str(tiny_folder), tmp_path, of_prefill=TIERS, **options) as (_, pair):
         for number in range(3):
             for seed, tokens in enumerate(wanted):
                 pair.ask(request(prompts[seed], f"{number} {seed}"))
@@ -474,6 +474,30 @@ def test_tiers_are_for_prefill_servers(tiny_folder: Path, tmp_path: Path, alone:
         stats = pair.prefill.stats()
         assert stats.restored_prompt_tokens > 60, "what was evicted came from the tier"
         assert counts(pair.decode).kv_transfers == 12
+        assert counts(pair.decode).kv_transfer_failures == 0
+
+
+@pytest.mark.parametrize("policy", ["write_back", pytest.param("write_through", marks=pytest.mark.sweep)])
+def test_decode_servers_may_have_tiers(tiny_folder: Path, tmp_path: Path, alone: fwk.LLM, policy: str) -> None:
+    """K/V that come fill blocks of others: these are in the tier as they were, and so are fetched ones, later."""
+    options = OPTIONS | {"max_total_tokens": 128}
+    prompts = [prompt(seed, 60) for seed in range(1, 7)]
+    wanted = [x.token_ids for x in alone.generate(prompts, GREEDY)]
+    of_prefill = {"max_total_tokens": 2048, "prefix_cache": "radix"}
+    tiers = TIERS | {"hicache_write_policy": policy}
+    with (
+        half(str(tiny_folder), "prefill", tmp_path, **options | of_prefill) as prefill,
+        half(str(tiny_folder), "decode", tmp_path, **options | tiers) as decode,
+    ):
+        pair = Pair(prefill.engine, decode.engine)
+        for number in range(4):
+            for seed, tokens in enumerate(wanted):
+                one = request(prompts[seed], f"{number} {seed}")
+                pair.ask(one) if (number + seed) % 2 else pair.add(one)
+                assert tokens_of(pair.settle(), f"{number} {seed}") == tokens, (number, seed)
+            pair.check()
+        assert pair.decode.stats().restored_prompt_tokens > 200, "what was evicted came from the tier"
+        assert counts(pair.decode).kv_transfers >= 11
         assert counts(pair.decode).kv_transfer_failures == 0
 
 

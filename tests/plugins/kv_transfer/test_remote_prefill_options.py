@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,10 +16,11 @@ from fwk.errors import ConfigError
 from fwk.features.declared import check_server
 from fwk.interfaces.dialect import GenerateInput
 from fwk.interfaces.feature import ServerPartContext
+from fwk.interfaces.prefix_cache import PrefixCacheSpec
 from fwk.plugins import discover
 from fwk.plugins.options import build_config
 from fwk.types import SamplingParams
-from fwk_kv_transfer.remote_prefill import KVSource, RemotePrefillOptions
+from fwk_kv_transfer.remote_prefill import KVSource, RemotePrefillOptions, features
 from fwk_kv_transfer.remote_prefill.messages import difference
 from fwk_kv_transfer.remote_prefill.prefill_servers import RemotePrefill
 
@@ -74,6 +76,21 @@ def test_what_is_wrong_is_told(tmp_path: Path, name: str) -> None:
     given, why = WRONG[name]
     with pytest.raises(ConfigError, match=why):
         check(tmp_path, given)
+
+
+@pytest.mark.parametrize(("mode", "saves"), [("prefill", False), ("decode", True), ("decode", False)])
+def test_a_cache_whose_tiers_would_keep_what_was_fetched_is_refused(mode: str, saves: bool) -> None:
+    cache = PrefixCacheSpec(name="mine", load="x:Y", tiers=("host",), saves_evicted=saves)
+    run: Any = SimpleNamespace(
+        runner="generate", model="x", is_recurrent=False, has_encoder=False, media=(), one_server={},
+        chosen={"cache": cache},
+    )  # fmt: skip
+    [spec] = features()
+    options = SimpleNamespace(disaggregation_mode=mode)
+    refused = mode == "decode" and not saves
+    why = "decode is not possible with --prefix-cache mine: .* give the tiers to the prefill servers"
+    with pytest.raises(ConfigError, match=why) if refused else contextlib.nullcontext():
+        spec.check_run(run, options)
 
 
 def test_several_models_are_refused(tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ def prefix_caches() -> list[PrefixCacheSpec]:
             switches=("enable-hierarchical-cache",),
             options=HierarchicalOptions,
             tiers=("host",),
+            saves_evicted=True,
             rank=-10,  # only when asked for: it takes as much host memory again
             summary="radix, with evicted blocks kept in host memory and, if asked for, in files.",
         ),
@@ -46,6 +47,7 @@ def prefix_caches() -> list[PrefixCacheSpec]:
             switches=("enable-lmcache",),
             options=HierarchicalOptions,
             tiers=("host", "lmcache"),
+            saves_evicted=True,
             rank=-20,
             summary="hierarchical, with an LMCache server (--hicache-lmcache-url) after host memory.",
         ),

@@ -32,8 +32,8 @@ class HierarchicalCache(PrefixCache):
     key stands for everything the block's K/V depend on, and tells nothing of it.
 
     Copies are made by the workers, in order with the steps: what is evicted while a step is planned is copied before
-    that step runs (or before anything is loaded), what a planned step fills is copied once it has run. Until then
-    nobody else can write to the blocks.
+    that step runs (or before anything else fills a block), what a planned step fills is copied once it has run. Until
+    then nobody else can write to the blocks.
     """
 
     def __init__(self, context: CacheContext) -> None:
@@ -79,7 +79,9 @@ class HierarchicalCache(PrefixCache):
 
     def evict(self, num_blocks: int) -> list[int]:
         block_ids = self._trie.evict(num_blocks)
-        self._before += [(self._key_of.pop(block), block) for block in block_ids]
+        evicted = {block: self._key_of.pop(block) for block in block_ids}
+        self._after = [pair for pair in self._after if pair[1] not in evicted]  # it is whole: no step fills it
+        self._before += [(key, block) for block, key in evicted.items()]
         return block_ids
 
     def drop(self) -> list[int]:
@@ -124,6 +126,10 @@ class HierarchicalCache(PrefixCache):
     def leave(self, ticket: int) -> None:
         del self._deadlines[ticket]
         self._transfer.end_prefetch(ticket)
+
+    def save_evicted(self) -> None:
+        if self._before:
+            self._transfer.find(self._take_before(), [])
 
     def take_saves(self) -> BlockSaves | None:
         if not self._before and not self._after:

@@ -262,11 +262,11 @@ class RemotePrefillSpec(FeatureSpec):
                 f"{mode} needs a prefix cache that holds what comes from the other server, and 'none' keeps nothing: "
                 "choose another --prefix-cache"
             )
-        has_tiers = isinstance(cache, PrefixCacheSpec) and cache.tiers is not None
-        if has_tiers and options.disaggregation_mode == "decode":
+        tiers_lose = isinstance(cache, PrefixCacheSpec) and cache.tiers is not None and not cache.saves_evicted
+        if tiers_lose and options.disaggregation_mode == "decode":
             raise ConfigError(
-                f"{mode} is not possible with --prefix-cache {cache.name}: K/V that come fill blocks at once, and what "
-                "was in these goes to a tier with the next step only; give the tiers to the prefill servers"
+                f"{mode} is not possible with --prefix-cache {cache.name}: K/V that come fill blocks at once, and it "
+                "copies what was in these to a tier with the next step only; give the tiers to the prefill servers"
             )
 
 
