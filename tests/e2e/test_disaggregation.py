@@ -205,11 +205,8 @@ async def test_clients_that_leave_end_work_on_both_sides(site: Site) -> None:
         (("--page-size", "32"), "--page-size differs: 32 here, 16 there"),
         (("--dtype", "bfloat16"), "the model's dtype differs: bfloat16 here, float32 there"),
         (("--attention-backend", "torch"), "the plugin of attention differs: torch"),
-        pytest.param(
-            ("--tensor-parallel-size", "2"), "--tensor-parallel-size differs: 2 here, 1 there", marks=pytest.mark.sweep
-        ),
     ],
-    ids=["block size", "dtype", "attention", "ranks"],
+    ids=["block size", "dtype", "attention"],
 )
 def test_servers_that_differ_do_not_share(site: Site, flags: tuple[str, ...], why: str) -> None:
     prefill = site.prefill()
@@ -316,6 +313,33 @@ async def test_each_server_may_have_several_engines(site: Site, one: Server) -> 
         for end in (prefill, decode):
             is_whole(end)
     assert decode.metric("fwk:kv_transfers_total") >= 12
+
+
+@pytest.mark.parametrize(("there", "here"), [("1", "2"), ("2", "1")])
+@pytest.mark.parametrize("transport", transports("tcp", "nixl", "mooncake"))
+async def test_servers_may_have_other_numbers_of_ranks(
+    site: Site, one: Server, transport: str, there: str, here: str
+) -> None:
+    """Heads are cut anew; one rank of the prefill server is killed, and nothing is wrong, lost or kept."""
+    site.transport = transport
+    prefill = site.prefill("--tensor-parallel-size", there, "--health-monitor", "true")
+    flags = ("--tensor-parallel-size", here, "--disaggregation-timeout", "20")
+    decode = site.decode(prefill.url, flags=flags).start()
+    assert decode.golden == one.golden
+    wanted, running = await begin(one, 12)
+    await asyncio.wait_for(running, 200)
+    for is_killed in (False, True):
+        before = decode.metric("fwk:kv_transfers_total")
+        decode.post({"prompt": f"{os.urandom(4).hex()} {TEXT}", "max_tokens": 2})
+        streams, running = await begin(decode, 12)
+        if is_killed:
+            prefill.engines(recursive=True)[-1].kill()
+        await asyncio.wait_for(running, 200)
+        assert [s.token_ids for s in streams] == [w.token_ids for w in wanted]
+        assert decode.metric("fwk:kv_transfers_total") > before
+        is_whole(decode)
+    until(lambda: prefill.health() == 200, 60, "another engine")
+    is_whole(prefill)
 
 
 @pytest.mark.parametrize("kind", ["file", pytest.param("etcd", marks=pytest.mark.skipif(is_missing(), reason=MISSING))])

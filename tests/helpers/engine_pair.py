@@ -16,6 +16,7 @@ from fwk.plugins import discover
 from fwk.plugins.options import build_config
 from fwk.types import Request, SamplingParams, TokenEvent
 from fwk_kv_transfer.remote_prefill import OF_DECODE, KVSource, TransferCounts
+from fwk_kv_transfer.remote_prefill.heads import Heads
 
 SECRET = "0123456789abcdef"
 SECONDS = 60.0
@@ -47,6 +48,12 @@ def counts(engine: Engine) -> TransferCounts:
     return TransferCounts(**engine.stats().features["remote_prefill"])  # type: ignore[arg-type]
 
 
+def heads_of(engine: Engine) -> Heads:
+    """How an engine's ranks share K/V heads."""
+    [heads] = {msgspec.convert(rank["heads"], Heads) for rank in engine.call_feature("remote_prefill", "about", [])}
+    return heads
+
+
 class Pair:
     """A request given to ``ask`` is computed by the one engine and continued by the other."""
 
@@ -67,13 +74,20 @@ class Pair:
             cache_namespace=self._there(request.cache_namespace.encode()).decode(),
             features={name: msgspec.Raw(self._there(bytes(raw))) for name, raw in request.features.items()},
         )
-        events = self.prefill.add(with_source(order, KVSource(key, seconds)))
+        events = self.prefill.add(with_source(order, self.order(key, seconds)))
         while not events or events[-1].finish_reason is None:
             events = self.prefill.step()
         assert events[-1].error is None, events[-1].error
-        addresses = self.addresses()
         num_blocks = len(request.prompt_token_ids) // self.decode.info.block_size
-        return KVSource(key, seconds, addresses, num_blocks)
+        return self.source(key, seconds, self.addresses(), num_blocks)
+
+    def order(self, key: str, seconds: float = SECONDS) -> KVSource:
+        """What the prefill engine is to keep for the other one."""
+        return KVSource(key, seconds, heads_of(self.decode))
+
+    def source(self, key: str, seconds: float, addresses: list[list[bytes]], num_blocks: int) -> KVSource:
+        """Where the decode engine is to read."""
+        return KVSource(key, seconds, heads_of(self.prefill), addresses, num_blocks)
 
     def _there(self, said: bytes) -> bytes:
         """What the other server's features would have made of a request."""
@@ -81,9 +95,12 @@ class Pair:
             said = said.replace(ours.encode(), theirs.encode())
         return said
 
-    def addresses(self) -> list[bytes]:
-        """Where the prefill engine's K/V are read, by rank."""
-        return [about["address"] for about in self.prefill.call_feature("remote_prefill", "about", [])]
+    def addresses(self) -> list[list[bytes]]:
+        """Where the prefill engine's K/V are read, by rank and by rank that reads."""
+        readers = msgspec.to_builtins(heads_of(self.decode))
+        found = self.prefill.call_feature("remote_prefill", "about", [readers])
+        assert not any("error" in about for about in found), found
+        return [about["addresses"] for about in found]
 
     def ask(self, request: Request, seconds: float = SECONDS) -> list[TokenEvent]:
         """Compute the prompt there, and add the request here; alone here what a feature but LoRA has a part in."""

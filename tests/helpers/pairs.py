@@ -678,7 +678,9 @@ def _engines(model: Path, options: dict[str, Any]) -> Iterator[tuple[Any, ...]]:
             yield (llm,)
         return
     # Room for all that is offered at once: nothing of it is read before all prompts were added.
-    there = {"max_total_tokens": 400} if given["prefix_cache"] == "hierarchical" else {}
+    there: dict[str, Any] = {"max_total_tokens": 400} if given["prefix_cache"] == "hierarchical" else {}
+    if "tensor_parallel_size" in given and "expert_parallel_size" not in given:  # heads are cut for ranks here alone
+        there |= {"tensor_parallel_size": 1, "executor": "inprocess"}
     with tempfile.TemporaryDirectory() as folder, split(str(model), Path(folder), there, **given) as (llm, pair):
         yield llm, pair.prefill
 

@@ -62,10 +62,13 @@ class BlockFormat:
 
     - ``block_shape``: of one block, without the dimension of blocks.
     - ``dtype``: of its elements.
+    - ``head_dim``: which dimension of ``block_shape`` counts the K/V heads, each with all that is kept of it, and the
+      same bytes whatever other heads the rank has; None: heads are not told apart.
     """
 
     block_shape: tuple[int, ...]
     dtype: torch.dtype
+    head_dim: int | None = None
 
 
 @dataclass(slots=True)
@@ -97,6 +100,7 @@ class AttentionLayer:
     - ``kind``: what it keeps; set by ``__post_init__`` for a sliding window.
     - ``kv_group``: which block table of ``batch.kv_groups`` is its own; set by the worker, 0 is that of all tokens.
     - ``kv_cache``: [num_blocks, *BlockFormat.block_shape]
+    - ``head_dim``: ``BlockFormat.head_dim`` of its blocks.
     - ``state``: the backend's own, per layer
     - ``is_pruned``: its outcome is read at ``batch.hidden_indices`` alone, where that is not None
     - ``prefix``: the layer's name in the checkpoint, for messages
@@ -116,6 +120,7 @@ class AttentionLayer:
     kind: KVKind = KVKind.FULL
     kv_group: int = 0
     kv_cache: Tensor | None = None
+    head_dim: int | None = None
     state: Any = None
     is_pruned: bool = False
     extras: Mapping[str, Tensor] = field(default_factory=dict[str, "Tensor"])

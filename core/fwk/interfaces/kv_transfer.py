@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 class KVTransferContext:
     """What a transport is built with, once in each worker.
 
-    kv_caches: every layer's cache, [num_blocks, *block_shape], on the host. identity: 32 bytes that differ whenever
-    the bytes of a block would mean something else. secret: what both sides must prove that they know. rank: of the
-    worker; a worker reads from the one of the same rank.
+    kv_caches: what both sides have of every layer, [num_blocks, ...], on the host: its cache, or views of the K/V heads
+    that both have, whose rows (all but the first dimension) are contiguous. identity: 32 bytes that differ whenever
+    the bytes of a block would mean something else. secret: what both sides must prove that they know. rank: a number
+    from 0 that no other transport of the server has, first those of the workers; ports may be counted by it.
 
     - ``block_size``: tokens in a block.
     - ``options``: the plugin's own options, validated; None where it declares none.

@@ -591,3 +591,21 @@ class AttentionSuite(ServedSuite):
         cache[[1, 2]] = torch.full_like(cache.view(torch.uint8)[[1, 2]], 255).view(cache.dtype)
         q, out = cached.step([32], [1], [[7, 5, 3]], k[32:], v[32:])
         torch.testing.assert_close(out.double(), reference(q, k, v, 32, shape), atol=2e-5, rtol=0)
+
+    @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+    def test_a_head_has_the_same_bytes_without_others(self, item: Registered, kv_dtype: str) -> None:
+        """Where ``BlockFormat.head_dim`` says which dimension counts K/V heads: other ranks read parts of it."""
+        both = Cached(item, Shape(kv_dtype=kv_dtype), 4, is_dirty=False)
+        head_dim = both.backend.block_format(both.layer.kv_spec).head_dim
+        if head_dim is None:
+            pytest.skip(f"{item.name} does not tell K/V heads apart")
+        k, v = both.tokens(32, 2), both.tokens(32, 2)
+        both.step([0], [32], [[1, 2]], k, v)
+        for head in range(2):
+            one = Cached(item, Shape(num_heads=2, num_kv_heads=1, kv_dtype=kv_dtype), 4, is_dirty=False)
+            one.step([0], [32], [[1, 2]], k[:, head : head + 1], v[:, head : head + 1])
+            found, wanted = both.layer.kv_cache, one.layer.kv_cache
+            assert found is not None
+            assert wanted is not None
+            mine = found.narrow(head_dim + 1, head, 1).contiguous()
+            assert torch.equal(mine.view(torch.uint8), wanted.view(torch.uint8))

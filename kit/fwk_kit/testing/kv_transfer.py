@@ -91,6 +91,29 @@ class KVTransferSuite(PluginSuite):
         sender.close()
         receiver.close()
 
+    def test_parts_of_blocks_arrive(self, item: Registered) -> None:
+        """Caches may be views of some K/V heads: the sender has more of them than the receiver, or other ones."""
+        (sender, source), (receiver, target) = self.end(item, 10.0), self.end(item, -1.0)
+        sender.close()
+        receiver.close()
+        for layer, cache in enumerate(source):
+            cache.copy_(torch.randn(cache.shape, generator=torch.Generator().manual_seed(layer)))
+        whole = [(cache, 1) for cache in source], [(cache, 0) for cache in target]
+        parts = [[cache[:, row, head : head + 1] for cache, head in side for row in range(SHAPE[0])] for side in whole]
+        ends = [KVTransferContext(views, SHAPE[0], self.given(item), IDENTITY, SECRET) for views in parts]
+        sender, receiver = (self.make(item, end) for end in ends)
+        sender.offer("k", [4, 2, 7], self.deadline)
+        receiver.receive(sender.address(), "k", [0, 2], [1, 5], self.deadline)
+        got, sent = self.wait(receiver, "k")["k"], self.wait(sender, "k")["k"]
+        assert got.is_whole, got.error
+        assert sent.is_whole, sent.error
+        assert got.num_bytes == 2 * sum(cache[0].nbytes for cache in source) // SHAPE[1]
+        for layer, (mine, theirs) in enumerate(zip(target, source, strict=True)):
+            assert torch.equal(mine[[1, 5], :, 0], theirs[[4, 7], :, 1])
+            assert (mine[:, :, 1] == -1.0 + layer).all(), "heads that the other side has not were written"
+        sender.close()
+        receiver.close()
+
     def test_several_at_once(self, item: Registered) -> None:
         sender, source, receiver, target = self.both(item)
         keys = [f"k{number}" for number in range(4)]

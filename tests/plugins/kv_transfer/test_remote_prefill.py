@@ -20,6 +20,7 @@ import msgspec
 import pytest
 import torch
 from tests.helpers.adapters import make_adapter, make_base
+from tests.helpers.checkpoints import make_checkpoint
 from tests.helpers.engine_pair import Pair, counts, half, split, with_source
 from tests.helpers.selection import seeds
 
@@ -34,6 +35,7 @@ from fwk.types import Request, TokenEvent
 from fwk_kv_transfer._common import signed
 from fwk_kv_transfer._common.wire import Wire
 from fwk_kv_transfer.remote_prefill import KVSource, engine
+from fwk_kv_transfer.remote_prefill.heads import Heads
 from fwk_kv_transfer.remote_prefill.worker import KVExchange
 
 PAGE = 4
@@ -148,7 +150,7 @@ def test_others_decode_while_one_is_fetched(both: Both, alone: fwk.LLM) -> None:
     long = SamplingParams(max_tokens=30, temperature=0.0, ignore_eos=True)
     listener, address = deaf()
     with listener:
-        pair.add(request(prompt(1, 20), "waits", source=KVSource("never", 600.0, [address], 5)))
+        pair.add(request(prompt(1, 20), "waits", source=pair.source("never", 600.0, [[address]], 5)))
         pair.add(request(prompt(2, 20), "runs", sampling=long))
         events: list[TokenEvent] = []
         while len(tokens_of(events, "runs")) < 30:
@@ -176,7 +178,7 @@ def test_workers_are_asked_as_seldom_as_wanted(tiny_folder: Path, tmp_path: Path
         part._call = counted  # type: ignore[attr-defined]
         listener, address = deaf()
         with listener:
-            pair.add(request(prompt(2, 20), "waits", source=KVSource("never", 600.0, [address], 5)))
+            pair.add(request(prompt(2, 20), "waits", source=pair.source("never", 600.0, [[address]], 5)))
             pair.add(request(prompt(3, 20), "runs", sampling=SamplingParams(max_tokens=40, temperature=0.0)))
             for _ in range(40):
                 pair.decode.step()
@@ -193,7 +195,7 @@ def test_a_client_that_leaves_frees_its_blocks_once_nothing_writes_them(
     _, pair = both
     listener, address = deaf()
     with listener:
-        pair.add(request(prompt(1, 20), n=2, source=KVSource("never", 600.0, [address], 5)))
+        pair.add(request(prompt(1, 20), n=2, source=pair.source("never", 600.0, [[address]], 5)))
         pair.decode.step()
         held = pair.decode.stats().num_held_blocks
         assert held == 4, "blocks of the prompt but its last tokens, once for both"
@@ -249,8 +251,8 @@ def test_a_prompt_that_does_not_come_is_computed(both: Both, alone: fwk.LLM, how
     if how == "gone":
         listener.close()
     if how == "unknown":
-        [address] = pair.addresses()
-    pair.add(request(prompt(1, 30), source=KVSource("lost", 0.3, [address], 7)))
+        [[address]] = pair.addresses()
+    pair.add(request(prompt(1, 30), source=pair.source("lost", 0.3, [[address]], 7)))
     events = pair.settle()
     assert tokens_of(events) == alone.generate(prompt(1, 30), GREEDY)[0].token_ids
     assert counts(pair.decode).kv_transfer_failures == 1
@@ -305,7 +307,7 @@ def test_an_order_withdrawn_at_any_step_leaves_no_offer(both: Both, num_steps: i
     """Its client left: the engine hears of the request's end, then of the offer's, while a step computes it or not."""
     _, pair = both
     order = request(prompt(1, 12), "left", sampling=SamplingParams(max_tokens=1, temperature=0.0))
-    pair.prefill.add(with_source(order, KVSource("left", 600.0)))
+    pair.prefill.add(with_source(order, pair.order("left", 600.0)))
     for _ in range(num_steps):
         pair.prefill.step()
     pair.prefill.abort("left")
@@ -377,7 +379,7 @@ def test_books_balance_whatever_happens(tiny_folder: Path, tmp_path: Path, alone
             one = request(tokens, f"r{number}", n=random.choice([1, 1, 3]))
             match random.randrange(5):
                 case 0:
-                    pair.add(with_source(one, KVSource("x" + one.request_id, 0.05, [address], 4)))
+                    pair.add(with_source(one, pair.source("x" + one.request_id, 0.05, [[address]], 4)))
                 case 1:
                     source = msgspec.structs.replace(pair.compute(one, 0.02), key="unknown" + one.request_id)
                     pair.add(with_source(one, source))
@@ -539,8 +541,53 @@ class Strange:
 def test_a_transfer_that_is_not_under_way_is_told_in_the_name_of_its_transport() -> None:
     """One that has ended twice, too: the blocks are others' then."""
     exchange = KVExchange(WorkerPartContext("remote_prefill", torch.device("cpu"), torch.from_numpy, lambda x: x))
-    exchange._transport = Strange()  # type: ignore[assignment]
-    exchange.offer("one", [1], 1.0)
+    exchange._transports = {Heads(1, (2,)): {0: Strange()}}  # type: ignore[dict-item]
+    exchange.offer("one", [1], 1.0, [1, [2]])
     assert exchange.poll() == [("one", True, 0, 0.0, "")]
     with pytest.raises(PluginFault, match=r"^Strange answered the end of 'one' in poll, which is not under way$"):
         exchange.poll()
+
+
+def ranks(count: int) -> dict[str, Any]:
+    return {"tensor_parallel_size": count, "executor": "processes" if count > 1 else "inprocess"}
+
+
+KEPT: dict[str, dict[str, Any]] = {
+    "rows": {"attention_backend": "torch"},
+    "tiles": {"attention_backend": "cpu", "page_size": 16},
+    "int8": {"attention_backend": "torch", "kv_cache_dtype": "int8"},
+    "latent": {"attention_backend": "torch"},
+    "int8 tiles": {"attention_backend": "cpu", "kv_cache_dtype": "int8", "page_size": 16},
+}
+
+
+@pytest.mark.gate(1)
+@pytest.mark.parametrize(
+    ("there", "here", "kept"),
+    [
+        (1, 2, "rows"),
+        pytest.param(2, 1, "tiles", marks=pytest.mark.sweep),
+        pytest.param(2, 1, "int8", marks=pytest.mark.sweep),
+        pytest.param(1, 2, "int8 tiles", marks=pytest.mark.sweep),
+        pytest.param(1, 4, "rows", marks=pytest.mark.sweep),
+        pytest.param(4, 2, "tiles", marks=pytest.mark.sweep),
+        pytest.param(1, 2, "latent", marks=pytest.mark.sweep),
+        pytest.param(2, 1, "latent", marks=pytest.mark.sweep),
+    ],
+)
+def test_heads_are_cut_for_other_numbers_of_ranks(
+    tiny_folder: Path, tmp_path: Path, there: int, here: int, kept: str
+) -> None:
+    """Tokens are one rank's, and blocks come back on both sides. The tiny model has two K/V heads."""
+    options, model = OPTIONS | KEPT[kept], tiny_folder
+    if kept == "latent":
+        make_checkpoint(model := tmp_path / "model", "deepseek_v2")
+        options |= {"load_format": "auto"}
+    prompts = [prompt(1, 50), prompt(2, 37), prompt(1, 32) + prompt(3, 20)]
+    with fwk.LLM(str(model), **options) as alone:
+        wanted = [x.token_ids for x in alone.generate(prompts, GREEDY)]
+    with split(str(model), tmp_path, of_prefill=ranks(there), **options | ranks(here)) as (llm, pair):
+        assert [llm.generate([one], GREEDY)[0].token_ids for one in prompts] == wanted
+        pair.settle()
+        for stats in (counts(pair.decode), counts(pair.prefill)):
+            assert (stats.kv_transfers, stats.kv_transfer_failures) == (3, 0)

@@ -21,6 +21,7 @@ from fwk.plugins import discover
 from fwk.plugins.options import build_config
 from fwk.types import SamplingParams
 from fwk_kv_transfer.remote_prefill import KVSource, RemotePrefillOptions, features
+from fwk_kv_transfer.remote_prefill.heads import Heads
 from fwk_kv_transfer.remote_prefill.messages import difference
 from fwk_kv_transfer.remote_prefill.prefill_servers import RemotePrefill
 
@@ -122,7 +123,13 @@ def test_the_first_difference_is_told_with_both_values() -> None:
     assert difference(ours, [{"a": "1", "b": "3"}]) == "b differs: 2 here, 3 there"
     assert difference(ours, [{"a": "1"}]) == "b differs: 2 here, none there"
     assert difference(ours, [{"a": "1", "b": "2", "c": "4"}]) == "c differs: none here, 4 there"
-    assert difference(ours, ours * 2) == "--tensor-parallel-size differs: 1 here, 2 there"
+    assert difference(ours, ours * 2) is None, "heads are cut anew"
+    assert difference(ours, [*ours, {"a": "1", "b": "3"}]) == "b differs: 2 here, 3 there"
+    heads = Heads(1, (4,)), Heads(2, (3,))
+    assert (
+        difference(ours, ours * 2, heads)
+        == "K/V heads differ: 3 on each of 2 ranks where prompts are computed, 4 on each of 1 where they are read"
+    )
 
 
 def test_without_the_feature_installed_its_options_and_transports_are_refused() -> None:
@@ -142,7 +149,7 @@ def test_what_another_feature_changes_is_computed_here(tmp_path: Path) -> None:
     tools = SimpleNamespace()
     context = ServerPartContext("remote_prefill", "x", tools, no_engine, RemotePrefillOptions(**given), frontend=tools)  # type: ignore[arg-type]
     part = RemotePrefill(context)
-    part.source = asked = AsyncMock(return_value=KVSource("key", 5.0, [b""], 3))  # type: ignore[method-assign]
+    part.source = asked = AsyncMock(return_value=SOURCE)  # type: ignore[method-assign]
 
     def entered(others: tuple[str, ...] = (), **fields: Any) -> KVSource | None:
         request = part.open(item := GenerateInput([1] * 70, SamplingParams(max_tokens=1), **fields), "")
@@ -152,11 +159,14 @@ def test_what_another_feature_changes_is_computed_here(tmp_path: Path) -> None:
 
     assert entered(("other",)) is None
     assert asked.await_count == 0
-    assert entered(cache_salt="salt") == KVSource("key", 5.0, [b""], 3)
+    assert entered(cache_salt="salt") == SOURCE
     assert asked.await_args is not None
     assert asked.await_args.args[1] == "salt"
     without = RemotePrefill(ServerPartContext("remote_prefill", "x", tools, no_engine, RemotePrefillOptions(**given)))  # type: ignore[arg-type]
     assert without.open(GenerateInput([1] * 70, SamplingParams()), "") is None, "fwk.LLM has no server"
+
+
+SOURCE = KVSource("key", 5.0, Heads(1, (2,)), [[b""]], 3)
 
 
 async def no_engine(*args: Any) -> Any:

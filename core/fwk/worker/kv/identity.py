@@ -6,11 +6,12 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fwk.config import Config
-from fwk.interfaces.attention import AttentionLayer
+from fwk.interfaces.attention import AttentionLayer, KVKind
 from fwk.interfaces.declaration import installed_version
 from fwk.interfaces.parallel import ParallelGroup
 from fwk.plugins import FAMILIES, PluginSet
@@ -81,7 +82,7 @@ def kv_identity(
     return hashlib.blake2b(json.dumps(known, sort_keys=True, default=str).encode(), digest_size=32).digest()
 
 
-_OWN = frozenset({"cpu_threads", "disable_progress_bars"})
+_OWN = frozenset({"cpu_threads", "disable_progress_bars", "tensor_parallel_size"})
 """Options in which servers that exchange K/V may differ, for these are of the one's machine or work alone."""
 
 
@@ -96,7 +97,8 @@ def kv_common(
 ) -> dict[str, str]:
     """What two servers must have in common for one's K/V to be the other's, by the words that a message calls it by.
 
-    Unlike ``kv_identity`` it is the same on another machine, which has copies of the model's files.
+    Unlike ``kv_identity`` it is the same on another machine, which has copies of the model's files, and for other ranks
+    and numbers of ranks, where blocks can be cut by heads.
     """
     facts, opened = setup.facts, setup.opened
     naming = {family.option for family in FAMILIES.values() if family.option}
@@ -105,6 +107,7 @@ def kv_common(
     given |= {f"--{key.replace('_', '-')}": getattr(config.model, key) for key in ("json_model_override_args",)}
     harmless = _HARMLESS | {"loaders", "speculative"}  # drafts decide how soon a token comes, not which
     caches = [layer for layer in layers if layer.kv_cache is not None]
+    is_cut = all(layer.kind is KVKind.LATENT or layer.head_dim is not None for layer in caches)
     found: dict[str, object] = {
         "the version of fwk": installed_version("fwk"),
         "the model (what its files hold)": files,
@@ -121,8 +124,8 @@ def kv_common(
             f"the options of {key}": dict(values) for key, values in _options(config, plugins, harmless | {"executors"})
         },
         "the number of layers with K/V": len(caches),
-        "the layout of K/V": sorted({f"{layer.kv_spec} {list(_shape(layer))} {_dtype(layer)}" for layer in caches}),
-        "--tensor-parallel-size": tp.size,
+        "the layout of K/V": sorted({_layout(layer, is_cut) for layer in caches}),
+        **({} if is_cut else {"--tensor-parallel-size": tp.size}),
     }
     return {
         words: value if isinstance(value, str) else json.dumps(value, default=str) for words, value in found.items()
@@ -140,14 +143,13 @@ def _options(
             yield key, values
 
 
-def _shape(layer: AttentionLayer) -> tuple[int, ...]:
+def _layout(layer: AttentionLayer, is_cut: bool) -> str:
+    """The spec of a layer, the shape of its blocks and their type; is_cut: of one K/V head."""
     assert layer.kv_cache is not None
-    return tuple(layer.kv_cache.shape[1:])
-
-
-def _dtype(layer: AttentionLayer) -> str:
-    assert layer.kv_cache is not None
-    return str(layer.kv_cache.dtype)
+    spec, shape = layer.kv_spec, list(layer.kv_cache.shape[1:])
+    if is_cut and layer.head_dim is not None:
+        spec, shape[layer.head_dim] = replace(spec, num_kv_heads=1), 1
+    return f"{spec} {shape} {layer.kv_cache.dtype}"
 
 
 def _version(plugins: PluginSet, family: str, name: str) -> str:

@@ -178,10 +178,10 @@ def allocate(
     sizes = [math.prod(shape) * form.dtype.itemsize for form, shape in zip(forms, shapes, strict=True)]
     memory = device.cache_memory(sizes, where)
     for layer, form, shape, piece in zip(layers, forms, shapes, memory.pieces, strict=True):
-        layer.kv_cache = piece.view(form.dtype).view(shape)
+        layer.kv_cache, layer.head_dim = piece.view(form.dtype).view(shape), form.head_dim
     for group in groups[1:]:
         for layer, owner in zip(group, layers, strict=False):
-            layer.kv_cache = owner.kv_cache
+            layer.kv_cache, layer.head_dim = owner.kv_cache, owner.head_dim
     return memory
 
 

@@ -20,7 +20,8 @@ class MineAttention(AttentionBackend):
     """Gathers each sequence's keys and values and attends in float32."""
 
     def block_format(self, spec: KVSpec) -> BlockFormat:
-        return BlockFormat((2, self.context.block_size, spec.num_kv_heads, spec.head_size), self.context.dtype)
+        shape = (2, self.context.block_size, spec.num_kv_heads, spec.head_size)
+        return BlockFormat(shape, self.context.dtype, head_dim=2)
 
     def plan(self, batch: ForwardBatch, layers: list[AttentionLayer]) -> list[tuple[slice, Tensor]]:
         """For each sequence its tokens in the batch, and the slots of all its tokens in the cache."""

@@ -104,7 +104,8 @@ def rows_of(context: AttentionContext) -> Rows:
 def block_format(spec: KVSpec, block_size: int, rows: Rows) -> BlockFormat:
     """A block of such rows."""
     parts = 1 if spec.kind is KVKind.LATENT else 2
-    return BlockFormat((parts, spec.num_kv_heads, block_size, rows.row_size(spec.head_size)), rows.dtype)
+    shape = (parts, spec.num_kv_heads, block_size, rows.row_size(spec.head_size))
+    return BlockFormat(shape, rows.dtype, head_dim=1)
 
 
 def move_rows(layers: list[AttentionLayer], source: Tensor, target: Tensor) -> None:

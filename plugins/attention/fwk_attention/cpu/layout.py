@@ -43,11 +43,12 @@ class Layout:
     def block_format(self, spec: KVSpec) -> BlockFormat:
         """Tiles, and tiles of other words, have other shapes: whoever compares shapes tells them apart."""
         numbers, scales = self.block_size * spec.head_size, 4 * self.block_size if self.is_quantised else 0
-        if self.is_tiled(spec.head_size):
+        is_tiled = self.is_tiled(spec.head_size)
+        if is_tiled:
             shape = (spec.num_kv_heads, 2, (numbers + scales) // self.per_word, self.per_word)
         else:
             shape = (2, spec.num_kv_heads, self.block_size, (numbers + scales) // self.block_size)
-        return BlockFormat(shape, self.dtype)
+        return BlockFormat(shape, self.dtype, head_dim=0 if is_tiled else 1)
 
     def move(self, layer: AttentionLayer, source: Tensor, target: Tensor) -> None:
         """Copy the K and V of slots ``source`` [n] to slots ``target`` [n], as if all at once."""

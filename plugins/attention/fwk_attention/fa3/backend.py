@@ -46,7 +46,8 @@ class FA3Backend(AttentionBackend):
         self._attend = find()
 
     def block_format(self, spec: KVSpec) -> BlockFormat:
-        return BlockFormat((2, self.context.block_size, spec.num_kv_heads, spec.head_size), self.context.dtype)
+        shape = (2, self.context.block_size, spec.num_kv_heads, spec.head_size)
+        return BlockFormat(shape, self.context.dtype, head_dim=2)
 
     def plan(self, batch: ForwardBatch, layers: list[AttentionLayer]) -> StepPlan:
         plan, size = StepPlan({}, {}), self.context.block_size

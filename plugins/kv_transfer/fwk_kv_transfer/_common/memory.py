@@ -81,7 +81,7 @@ class MemoryTransfer(SignedTransfer):
 
     def address(self) -> bytes:
         if self._source is None:
-            self._source = self.expose([(rows.ctypes.data, rows.nbytes) for rows in self._blocks.layers])
+            self._source = self.expose(_spans(self._blocks.layers))
         return super().address()
 
     def lend(self, wire: Wire, ids: np.ndarray) -> None:
@@ -182,6 +182,20 @@ def _check(job: Job) -> None:
         raise WireError("the connection failed") from None
     if watched.poll(0):
         raise WireError("the other side ended the connection")
+
+
+def _spans(layers: list[np.ndarray]) -> list[tuple[int, int]]:
+    """Address and bytes of all memory in which rows are: of those that lie among each other, once."""
+    spans: list[tuple[int, int]] = []
+    for rows in sorted(layers, key=lambda rows: rows.ctypes.data):
+        start = rows.ctypes.data
+        end = start + (len(rows) - 1) * rows.strides[0] + rows.shape[1]
+        if spans and start < sum(spans[-1]):
+            first = spans[-1][0]
+            spans[-1] = first, max(end, sum(spans[-1])) - first
+        else:
+            spans.append((start, end - start))
+    return spans
 
 
 def _reads(buffer: np.ndarray, row_bytes: list[int], layers: list[tuple[int, int]], ids: np.ndarray) -> Reads:

@@ -16,6 +16,7 @@ from fwk.config.secrets import read_secret
 from fwk.errors import ConfigError
 from fwk.interfaces.feature import FeatureRun, Wire
 from fwk.interfaces.prefix_cache import PrefixCacheSpec
+from fwk_kv_transfer.remote_prefill.heads import Heads
 
 if TYPE_CHECKING:
     from fwk_kv_transfer.remote_prefill.registry import Registry
@@ -174,13 +175,15 @@ def _check_url(option: str, url: str) -> None:
 class KVSource(msgspec.Struct, array_like=True, frozen=True):
     """With a request: its prompt's K/V are kept under ``key`` for ``seconds``.
 
-    With ``addresses``, one for each rank: another server has computed those of the first ``num_blocks`` blocks. Without
-    any: this server is to keep all full blocks that it computes, until they were read.
+    heads: how the other server's ranks share K/V heads. With ``addresses``, by rank there and then by rank here: it has
+    computed the first ``num_blocks`` blocks. Without any: this server is to keep all full blocks that it computes,
+    until they were read.
     """
 
     key: str
     seconds: float
-    addresses: list[bytes] = []
+    heads: Heads
+    addresses: list[list[bytes]] = []
     num_blocks: int = 0
 
 

@@ -113,9 +113,9 @@ class KVOffers(Transfers):
     def operations(self) -> Mapping[str, Callable[..., Any]]:
         return {"keeps": self._keeps, "withdraw": self._withdraw}
 
-    def _keeps(self, key: str) -> list[dict[str, Any]] | None:
+    def _keeps(self, key: str, readers: Any) -> list[dict[str, Any]] | None:
         """``KVExchange.about`` of each worker, if blocks are kept here for an order."""
-        return self._call("about") if self._offers(key) else None
+        return self._call("about", readers) if self._offers(key) else None
 
     def _withdraw(self, key: str) -> None:
         """Keep the blocks of an order no longer."""
@@ -137,7 +137,7 @@ class KVOffers(Transfers):
         if held is not None:
             self._held[key] = held
             self._counts.num_kv_offered = len(self._held)
-            self._call("offer", key, held.block_ids, offer.seconds)
+            self._call("offer", key, held.block_ids, offer.seconds, msgspec.to_builtins(offer.heads))
 
     def _take(self, ended: _Ended) -> None:
         self._blocks.let_go(self._held.pop(ended.key))
@@ -252,16 +252,19 @@ class KVFetches(Transfers):
         self._under_way[fetch.source.key] = fetch
         self._counts.num_kv_fetching += 1
         self._found[sequence.key] = match.num_tokens
-        source = fetch.source
-        self._call("receive", source.addresses, source.key, list(range(start, end)), fetch.reserved.block_ids, left)
+        self._receive(fetch.source, list(range(start, end)), fetch.reserved.block_ids, left)
         return True
+
+    def _receive(self, source: KVSource, places: list[int], block_ids: list[int], seconds: float) -> None:
+        heads = msgspec.to_builtins(source.heads)
+        self._call("receive", source.addresses, source.key, places, block_ids, seconds, heads)
 
     def _decline(self, fetch: _Fetch) -> None:
         """Tell the other side that its blocks are not wanted, so that it need not keep them."""
         fetch.is_over = True
         self._under_way[fetch.source.key] = None
         left = min(max(fetch.deadline - self._now(), 1.0), DECLINE_SECONDS)
-        self._call("receive", fetch.source.addresses, fetch.source.key, [], [], left)
+        self._receive(fetch.source, [], [], left)
 
     def _take(self, ended: _Ended) -> None:
         fetch = self._under_way.pop(ended.key)

@@ -10,6 +10,8 @@ import hmac
 
 import msgspec
 
+from fwk_kv_transfer.remote_prefill.heads import Heads, misfit
+
 SIGNATURE = "x-fwk-signature"
 ABOUT = "/disaggregation/about"
 PREFILL = "/disaggregation/prefill"
@@ -24,16 +26,17 @@ class AskAbout(msgspec.Struct, frozen=True):
 
 
 class About(msgspec.Struct, frozen=True):
-    """What must be the same on both servers, by the words for it, for each rank."""
+    """What must be the same on both servers, by the words for it, for each rank, and how its ranks share K/V heads."""
 
     nonce: bytes
     ranks: list[dict[str, str]]
+    heads: Heads
 
 
 class Order(msgspec.Struct, frozen=True):
     """Asks for a prompt's K/V, to be kept under ``key`` for ``seconds`` once computed.
 
-    cache_salt, priority, adapter: as of ``GenerateInput``.
+    heads: of the server that asks. cache_salt, priority, adapter: as of ``GenerateInput``.
     """
 
     key: str
@@ -41,6 +44,7 @@ class Order(msgspec.Struct, frozen=True):
     cache_salt: str
     priority: int
     seconds: float
+    heads: Heads
     adapter: str = ""
 
 
@@ -57,12 +61,13 @@ class Withdrawn(msgspec.Struct, frozen=True):
 
 
 class Computed(msgspec.Struct, frozen=True):
-    """The K/V of ``key`` are there: ``num_blocks`` full blocks, at an address for each rank."""
+    """The K/V of ``key`` are there: ``num_blocks`` full blocks. addresses: by rank, then by rank of who has asked."""
 
     key: str
     num_blocks: int
-    addresses: list[bytes]
+    addresses: list[list[bytes]]
     ranks: list[dict[str, str]]
+    heads: Heads
 
 
 def offer_key(key: str, cache_namespace: str) -> str:
@@ -81,12 +86,15 @@ def is_signed(secret: bytes, path: str, body: bytes, given: str, *, is_answer: b
     return hmac.compare_digest(given.encode(), sign(secret, path, body, is_answer=is_answer).encode())
 
 
-def difference(ours: list[dict[str, str]], theirs: list[dict[str, str]]) -> str | None:
-    """The first thing in which two servers differ, with both values; None when nothing does."""
-    for mine, other in zip(ours, theirs, strict=False):
+def difference(
+    ours: list[dict[str, str]], theirs: list[dict[str, str]], heads: tuple[Heads, Heads] | None = None
+) -> str | None:
+    """The first thing in which two servers differ, with both values; None when nothing does.
+
+    heads: how ranks here share K/V heads, and ranks there.
+    """
+    for mine, other in zip(ours, theirs, strict=False) if len(ours) == len(theirs) else [(ours[0], x) for x in theirs]:
         for words in [*mine, *(words for words in other if words not in mine)]:
             if mine.get(words) != other.get(words):
                 return f"{words} differs: {mine.get(words, 'none')} here, {other.get(words, 'none')} there"
-    if len(ours) != len(theirs):
-        return f"--tensor-parallel-size differs: {len(ours)} here, {len(theirs)} there"
-    return None
+    return None if heads is None else misfit(heads[1], heads[0])

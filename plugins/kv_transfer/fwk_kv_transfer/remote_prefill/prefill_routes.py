@@ -17,6 +17,7 @@ from fwk.interfaces.lifecycle import Stage
 from fwk.types import SamplingParams
 from fwk_http.replies import CLIENT_CLOSED, unless_disconnected
 from fwk_kv_transfer.remote_prefill import KVSource, RemotePrefillOptions
+from fwk_kv_transfer.remote_prefill.heads import Heads
 from fwk_kv_transfer.remote_prefill.messages import (
     ABOUT,
     MAX_TOKENS,
@@ -70,7 +71,7 @@ class PrefillRoutes(SharedWork):
         self._secret = options.secret()
         self._orders: dict[str, asyncio.Task[None]] = {}  # by key
         self._withdrawn: dict[str, None] = {}  # keys of orders that had not come, the newest last
-        self._ranks: list[dict[str, Any]] | None = None  # ``KVExchange.about`` of an engine that lives
+        self._ranks: dict[Heads | None, list[dict[str, Any]]] = {}  # ``KVExchange.about`` of an engine, by who asks
         self._is_one: bool | None = None  # whether it is the only one; None: not asked yet
         self._registration: Registration | None = None
         if options.disaggregation_registry is not None and context.frontend is not None:
@@ -83,25 +84,30 @@ class PrefillRoutes(SharedWork):
         return None if self._registration is None else self._registration.trouble()
 
     async def engine_begins(self, ask: Ask) -> None:
-        self._ranks = self._is_one = None
-        self._ranks = await ask("about")
+        self._is_one, self._ranks = None, {}
+        self._ranks = {None: await ask("about")}
 
-    async def _about(self) -> list[dict[str, Any]]:
-        """What this server's K/V are, and where those of one of its engines are read, by rank."""
-        if self._ranks is None:
-            self._ranks, *_ = await self.context.ask("about")
-        assert self._ranks is not None
-        return self._ranks
+    async def _about(self, readers: Heads | None = None) -> list[dict[str, Any]]:
+        """What this server's K/V are, and where workers of another read those of one of its engines, by rank."""
+        found = self._ranks.get(readers)
+        if found is None:
+            known = self._ranks
+            found, *_ = await self.context.ask("about", msgspec.to_builtins(readers))
+            known[readers] = found  # of an engine that has ended meanwhile, nobody asks any more
+        return found
 
-    async def _about_computed(self, key: str) -> list[dict[str, Any]]:
-        """The same of the engine that keeps the blocks of an order."""
+    async def _about_computed(self, order: Order) -> list[dict[str, Any]]:
+        """The same of the engine that keeps the blocks of an order. Raises ``InvalidRequest``: nobody can read them."""
+        found: list[dict[str, Any]] | None = None
         if not self._is_one:
-            engines = await self.context.ask("keeps", key)
+            engines = await self.context.ask("keeps", order.key, msgspec.to_builtins(order.heads))
             self._is_one = len(engines) == 1
-            for ranks in engines:
-                if ranks is not None:
-                    return ranks
-        return await self._about()
+            found = next((ranks for ranks in engines if ranks is not None), None)
+        found = found or await self._about(order.heads)
+        why = next((rank["error"] for rank in found if "error" in rank), None)
+        if why is not None:
+            raise InvalidRequest(why)
+        return found
 
     def open(self, item: GenerateInput | EmbedInput, caller: str) -> RequestPart | None:
         return _Ordered() if isinstance(item, OrderedInput) else None
@@ -113,7 +119,7 @@ class PrefillRoutes(SharedWork):
         async def about(request: Request) -> Response:
             asked = await self._read(request, AskAbout)
             ranks = await self._about()
-            return self._answer(ABOUT, About(asked.nonce, [rank["in_common"] for rank in ranks]))
+            return self._answer(ABOUT, About(asked.nonce, [rank["in_common"] for rank in ranks], _heads(ranks)))
 
         @app.post(PREFILL, include_in_schema=False)
         async def prefill(request: Request) -> Response:
@@ -153,13 +159,13 @@ class PrefillRoutes(SharedWork):
             if work.cancelled():
                 raise NotServed("the order was withdrawn", 410)
             work.result()
-            ranks = await self._about_computed(order.key)
+            ranks = await self._about_computed(order)
         finally:
             await _end(work)
             del self._orders[order.key]
         num_blocks = len(order.token_ids) // ranks[0]["block_size"]
-        addresses, in_common = ([rank[name] for rank in ranks] for name in ("address", "in_common"))
-        return Computed(order.key, num_blocks, addresses, in_common)
+        addresses, in_common = ([rank[name] for rank in ranks] for name in ("addresses", "in_common"))
+        return Computed(order.key, num_blocks, addresses, in_common, _heads(ranks))
 
     async def _compute(self, order: Order) -> None:
         """Have the engine compute a prompt, and offer its K/V. Cancelling it aborts the request."""
@@ -171,7 +177,7 @@ class PrefillRoutes(SharedWork):
             cache_salt=order.cache_salt,
             adapter=order.adapter,
             operation="prefill",
-            offer=KVSource(order.key, order.seconds),
+            offer=KVSource(order.key, order.seconds, order.heads),
         )
         async with contextlib.aclosing(self.context.frontend.generate(item)) as generated:
             async for deltas in generated:
@@ -197,6 +203,11 @@ class PrefillRoutes(SharedWork):
             raise InvalidRequest("the key or the seconds of an order are out of range")
         if len(order.token_ids) > MAX_TOKENS or not all(0 <= token < vocab_size for token in order.token_ids):
             raise InvalidRequest("the order has tokens that the model has not", "token_ids")
+
+
+def _heads(ranks: list[dict[str, Any]]) -> Heads:
+    """How an engine's ranks share K/V heads, as each of them tells."""
+    return msgspec.convert(ranks[0]["heads"], Heads)
 
 
 async def _end(work: asyncio.Task[None]) -> None:

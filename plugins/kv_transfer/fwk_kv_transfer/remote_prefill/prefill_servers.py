@@ -17,6 +17,7 @@ from fwk.errors import ConfigError
 from fwk.interfaces.dialect import EmbedInput, GenerateInput
 from fwk.interfaces.feature import RequestPart, ServerPartContext
 from fwk_kv_transfer.remote_prefill import KVSource, RemotePrefillOptions
+from fwk_kv_transfer.remote_prefill.heads import Heads
 from fwk_kv_transfer.remote_prefill.messages import (
     ABOUT,
     PREFILL,
@@ -82,7 +83,8 @@ class RemotePrefill(SharedWork):
         self.max_seconds = options.disaggregation_timeout + 10.0  # it ends by itself before
         self._options = options
         self._secret = options.secret()
-        self._common: list[dict[str, str]] | None = None
+        self._common: list[dict[str, str]] = []
+        self._heads: Heads | None = None
         urls = [url.rstrip("/") for url in options.disaggregation_prefill_servers]
         self._peers = [_peer(url) for url in urls]
         self._registry: Registry | None = None
@@ -206,18 +208,19 @@ class RemotePrefill(SharedWork):
 
     async def _agree(self, peer: _Peer) -> None:
         """Shake hands. Raises ``PeerError`` when the other server's K/V are not this one's."""
-        if self._common is None:
+        if self._heads is None:
             ranks, *_ = await self.context.ask("about")  # engines of one server differ in nothing
             self._common = [rank["in_common"] for rank in ranks]
+            self._heads = msgspec.convert(ranks[0]["heads"], Heads)
         asked = AskAbout(secrets.token_bytes(16))
         about = await self._ask(peer, ABOUT, asked, About)
         if about.nonce != asked.nonce:
             raise PeerError("has answered another question")
-        self._compare(peer, about.ranks)
+        self._compare(peer, about)
 
-    def _compare(self, peer: _Peer, ranks: list[dict[str, str]]) -> None:
-        assert self._common is not None
-        why = difference(self._common, ranks)
+    def _compare(self, peer: _Peer, found: About | Computed) -> None:
+        assert self._heads is not None
+        why = difference(self._common, found.ranks, (self._heads, found.heads))
         if why is not None and why != peer.mismatch:
             log.error("the prefill server %s is not used: %s", peer.url, why)
         peer.mismatch, peer.has_agreed = why, why is None
@@ -228,7 +231,8 @@ class RemotePrefill(SharedWork):
         if not peer.has_agreed:
             await self._agree(peer)
         seconds = self._options.disaggregation_timeout
-        order = Order(uuid.uuid4().hex, token_ids, cache_salt, priority, seconds, adapter)
+        assert self._heads is not None
+        order = Order(uuid.uuid4().hex, token_ids, cache_salt, priority, seconds, self._heads, adapter)
         try:
             computed = await self._ask(peer, PREFILL, order, Computed)
         except asyncio.CancelledError:  # of a client that has left, or at the deadline: it may be computed just now
@@ -236,8 +240,11 @@ class RemotePrefill(SharedWork):
             raise
         if computed.key != order.key:
             raise PeerError("has answered another order")
-        self._compare(peer, computed.ranks)  # it may have been started anew since
-        return KVSource(order.key, seconds, computed.addresses, computed.num_blocks)
+        self._compare(peer, computed)  # it may have been started anew since
+        sizes = {len(row) for row in computed.addresses}
+        if len(computed.addresses) != computed.heads.num_ranks or sizes != {self._heads.num_ranks}:
+            raise PeerError("answers with other addresses than its ranks and this server's have")
+        return KVSource(order.key, seconds, computed.heads, computed.addresses, computed.num_blocks)
 
     def _withdraw(self, peer: _Peer, key: str) -> None:
         """Tell a server that it need not keep the K/V of an order."""

@@ -31,7 +31,8 @@ class TiledAttention(AttentionBackend):
     """K and V of a slot lie next to each other: blocks of [2, block_size, num_kv_heads, head_size]."""
 
     def block_format(self, spec: KVSpec) -> BlockFormat:
-        return BlockFormat((2, self.context.block_size, spec.num_kv_heads, spec.head_size), self.context.dtype)
+        shape = (2, self.context.block_size, spec.num_kv_heads, spec.head_size)
+        return BlockFormat(shape, self.context.dtype, head_dim=2)
 
     def plan(self, batch: ForwardBatch, layers: list[AttentionLayer]) -> list[Part]:
         size, table = self.context.block_size, batch.kv_groups[0].block_table.long()
