@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -32,6 +33,7 @@ from fwk.interfaces.feature import WorkerPartContext
 from fwk.interfaces.kv_transfer import Transfer
 from fwk.interfaces.lora import AdapterInfo
 from fwk.types import Request, TokenEvent
+from fwk_attention.torch_sdpa import backend
 from fwk_kv_transfer._common import signed
 from fwk_kv_transfer._common.wire import Wire
 from fwk_kv_transfer.remote_prefill import KVSource, engine
@@ -591,3 +593,38 @@ def test_heads_are_cut_for_other_numbers_of_ranks(
         pair.settle()
         for stats in (counts(pair.decode), counts(pair.prefill)):
             assert (stats.kv_transfers, stats.kv_transfer_failures) == (3, 0)
+
+
+def test_an_engine_tells_where_it_keeps_an_order_for_ranks_that_ask(both: Both) -> None:
+    """Of several engines the one that keeps the blocks answers, with an address for each rank that is to read."""
+    _, pair = both
+    source = pair.compute(request(prompt(1, 30)))
+    for readers in ([1, [2, 2]], [2, [1, 1]]):
+        [about] = pair.prefill.call_feature("remote_prefill", "keeps", [source.key, readers])
+        [again] = pair.prefill.call_feature("remote_prefill", "about", [readers])
+        assert about["addresses"] == again["addresses"]
+        assert len(about["addresses"]) == readers[0]
+        assert len({*about["addresses"]}) == readers[0]
+        assert pair.prefill.call_feature("remote_prefill", "keeps", ["another", readers]) is None
+    pair.add(request(prompt(1, 30), source=source))
+    pair.settle()
+
+
+def test_heads_that_a_backend_does_not_tell_apart_need_the_same_number_of_ranks(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Servers are then compared by it; else by one head's blocks, which are the same for any number of ranks."""
+    word, layout = "--tensor-parallel-size", "the layout of K/V"
+    found: list[dict[str, str]] = []
+    form = backend.block_format
+    for is_told in (True, False):
+        if not is_told:
+            monkeypatch.setattr(backend, "block_format", lambda *given: replace(form(*given), head_dim=None))
+        with half(str(tiny_folder), "prefill", tmp_path, **OPTIONS | KEPT["rows"]) as llm:
+            [about] = llm.engine.call_feature("remote_prefill", "about", [])
+            found.append(about["in_common"])
+            assert list(about["heads"][1]) == ([2, 2] if is_told else [0, 0])
+    assert word not in found[0]
+    assert found[1][word] == "1"
+    assert "num_kv_heads=1" in found[0][layout]
+    assert "num_kv_heads=2" in found[1][layout]

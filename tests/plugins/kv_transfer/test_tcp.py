@@ -375,3 +375,10 @@ def test_closing_ends_what_is_under_way(sender: TcpTransfer) -> None:
         assert not ended(receiver).is_whole
         assert time.monotonic() - started < 5
         is_over.set()
+
+
+def test_a_port_that_there_is_not_is_told() -> None:
+    end = make(disaggregation_bootstrap_port=65535)
+    object.__setattr__(end.context, "rank", 1)
+    with pytest.raises(ConfigError, match=r"65535 leaves no port for each worker .* begin 1 or more below"):
+        end.address()

@@ -32,6 +32,7 @@ PIECE_BYTES = 4 * 2**20
 MAX_RECEPTIONS = 8
 MAX_CONNECTIONS = 64
 CONNECT_SECONDS = 5.0
+MAX_PORT = 65535
 PROOF_SECONDS = 1.0
 """In which a connection must prove that it knows the secret."""
 
@@ -126,6 +127,11 @@ class SignedTransfer(KVTransfer):
         options = self.context.options
         host, port = options.disaggregation_transfer_host, options.disaggregation_bootstrap_port
         port += self.context.rank if port else 0
+        if port > MAX_PORT:
+            raise ConfigError(
+                f"--disaggregation-bootstrap-port {port - self.context.rank} leaves no port for each worker and each "
+                f"number of ranks that reads: begin {port - MAX_PORT} or more below"
+            )
         try:
             family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
             return socket.create_server(place[:2], family=family, backlog=MAX_CONNECTIONS)
