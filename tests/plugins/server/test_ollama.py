@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -47,7 +48,7 @@ async def test_a_chat_whole_and_streamed(sdk, frontend):
     assert [piece.done for piece in streamed] == [False] * (len(streamed) - 1) + [True]
 
 
-async def test_tools_and_thinking(sdk, frontend, fake):
+async def test_tools_and_thinking(sdk, frontend, fake, base_url):
     frontend.tool_parser = lambda tools, tail="", is_forced=False: JsonParser(ParserContext(tools, tail))
     frontend.reasoning_parser = lambda tail="": ThinkParser(ParserContext((), tail))
     text = '<think>hm</think>{"name": "add", "arguments": {"a": 1}}\n{"name": "add", "arguments": {}}'
@@ -58,6 +59,10 @@ async def test_tools_and_thinking(sdk, frontend, fake):
     streamed = [piece async for piece in await sdk.chat("tiny", HI, tools=[TOOL], stream=True)]
     calls = [call for piece in streamed for call in piece.message.tool_calls or []]
     assert [dict(call.function.arguments) for call in calls] == [{"a": 1}, {}]
+    async with httpx.AsyncClient(base_url=base_url) as http:
+        lines = (await http.post("/api/chat", json={"messages": HI, "tools": [TOOL]})).text.splitlines()
+    told = [call for line in lines for call in json.loads(line)["message"].get("tool_calls", ())]
+    assert [call["function"]["index"] for call in told] == [0, 1], "by which Go's client tells calls apart"
     assert "".join(piece.message.thinking or "" for piece in streamed) == "hm"
     turns = [*HI, whole.message, {"role": "tool", "tool_name": "add", "content": "1"}]
     assert (await sdk.chat("tiny", turns)).done
@@ -126,7 +131,7 @@ async def test_options_that_say_nothing_here_are_ignored_and_the_log_says_so_onc
             await sdk.chat("tiny", HI, options=wrong)
 
 
-async def test_models_are_described(sdk, frontend, tmp_path):
+async def test_models_are_described(sdk, frontend, base_url, tmp_path):
     """From the checkpoint: an empty digest or size is shown as nothing, or refused, by several clients."""
     tensor = StoredTensor(tmp_path / "model.safetensors", 8, 4_000, "BF16", (20, 100))
     tensor.path.write_bytes(b"x" * 5_000)
@@ -143,6 +148,10 @@ async def test_models_are_described(sdk, frontend, tmp_path):
     assert len(model.digest) == 64
     [loaded] = (await sdk.ps()).models
     assert (loaded.digest, loaded.context_length) == (model.digest, frontend.card.max_model_len)
+    async with httpx.AsyncClient(base_url=base_url) as http:
+        [raw] = (await http.get("/api/tags")).json()["models"]
+    assert raw["capabilities"] == ["completion", "tools"]
+    assert (raw["details"]["context_length"], raw["details"]["embedding_length"]) == (frontend.card.max_model_len, 64)
     told = await sdk.show("tiny:latest")
     assert told.details == model.details
     assert told.modelinfo["llama.context_length"] == frontend.card.max_model_len
@@ -168,7 +177,8 @@ async def test_routes_about_models(sdk, base_url):
     async with httpx.AsyncClient(base_url=base_url) as http:
         version = (await http.get("/api/version")).json()["version"]
     assert tuple(map(int, version.split("."))) >= (0, 6, 4), "editors refuse older ones"
-    assert (await sdk.chat("tiny", [], keep_alive=0)).done_reason == "unload"
+    for kept, reason in ((0, "unload"), ("0s", "unload"), ("0h0m0s", "unload"), ("10s", "load"), (-1, "load")):
+        assert (await sdk.chat("tiny", [], keep_alive=kept)).done_reason == reason, kept
 
 
 async def test_vectors(sdk, frontend):
@@ -184,7 +194,9 @@ async def test_vectors(sdk, frontend):
 
 
 async def test_a_text_in_the_middle(sdk, frontend):
+    assert "insert" not in (await sdk.show("tiny")).capabilities
     frontend.text.infill = lambda before, after, *more: Infill([7, *before.encode(), 8, *after.encode()], [9])
+    assert "insert" in (await sdk.show("tiny")).capabilities, "editors ask for completions where it is"
     await sdk.generate("tiny", "a", suffix="b")
     assert frontend.items[0].prompt_token_ids == [7, ord("a"), 8, ord("b")]
     assert frontend.items[0].sampling.stop_token_ids == [9]

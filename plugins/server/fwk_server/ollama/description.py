@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from fwk.errors import FwkError
-from fwk.interfaces.dialect import Frontend
+from fwk.interfaces.dialect import Frontend, ModelCard
 from fwk.interfaces.loader import WeightsSummary
 from fwk.interfaces.served_weights import ServedWeights
 from fwk_server._common.chat.served import capabilities
@@ -36,9 +36,11 @@ class Description:
     summary: WeightsSummary
     digest: str
     config: Mapping[str, Any]
+    context_length: int
 
     def details(self) -> dict[str, Any]:
         """``details`` of the lists and of /api/show."""
+        width = self.config.get("hidden_size")
         return {
             "parent_model": "",
             "format": self.summary.format,
@@ -46,6 +48,8 @@ class Description:
             "families": [self.family] if self.family else [],
             "parameter_size": _counted(self.summary.num_parameters),
             "quantization_level": self.summary.precision,
+            "context_length": self.context_length,
+            **({"embedding_length": width} if type(width) is int else {}),
         }
 
 
@@ -60,39 +64,42 @@ class Descriptions:
         name, weights = frontend.card.name, frontend.served_weights
         known = self._known.get(name)
         if known is None or known[0] is not weights:
-            known = self._known[name] = weights, _described(name, weights)
+            known = self._known[name] = weights, _described(frontend.card, weights)
         return known[1]
 
 
-def _described(name: str, weights: ServedWeights | None) -> Description:
+def _described(card: ModelCard, weights: ServedWeights | None) -> Description:
     files = sorted((path.name, *state) for path, state in weights.files.items()) if weights is not None else []
     try:
         summary = weights.checkpoint.weights_summary() if weights is not None else WeightsSummary()
     except (OSError, FwkError):
         summary = WeightsSummary()  # a file went away: the engines say so
     config = weights.checkpoint.config() if weights is not None else {}
-    digest = hashlib.sha256(repr((name, files, summary)).encode()).hexdigest()
-    return Description(str(config.get("model_type", "")), summary, digest, config)
+    digest = hashlib.sha256(repr((card.name, files, summary)).encode()).hexdigest()
+    return Description(str(config.get("model_type", "")), summary, digest, config, card.max_model_len)
 
 
 def listed(frontend: Frontend, description: Description) -> dict[str, Any]:
-    """A model in /api/tags and /api/ps."""
-    card = frontend.card
-    return {
-        "name": card.name,
-        "model": card.name,
-        "modified_at": when(card.created),
-        "size": description.summary.num_bytes,
-        "digest": description.digest,
-        "details": description.details(),
-    }
+    """A model in /api/tags."""
+    more = {"modified_at": when(frontend.card.created), "capabilities": capabilities(frontend)}
+    return _named(frontend.card, description) | more
 
 
 def running(frontend: Frontend, description: Description) -> dict[str, Any]:
     """A model in /api/ps."""
     expires = datetime(9999, 1, 1, tzinfo=UTC).isoformat()
-    more = {"expires_at": expires, "size_vram": 0, "context_length": frontend.card.max_model_len}
-    return listed(frontend, description) | more
+    more = {"expires_at": expires, "size_vram": 0, "context_length": description.context_length}
+    return _named(frontend.card, description) | more
+
+
+def _named(card: ModelCard, description: Description) -> dict[str, Any]:
+    return {
+        "name": card.name,
+        "model": card.name,
+        "size": description.summary.num_bytes,
+        "digest": description.digest,
+        "details": description.details(),
+    }
 
 
 def shown(frontend: Frontend, description: Description) -> dict[str, Any]:

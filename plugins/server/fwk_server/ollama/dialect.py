@@ -42,6 +42,7 @@ from fwk_server.ollama.request import (
     chat_fields,
     generate_fields,
     is_load,
+    is_unload,
     served_name,
 )
 
@@ -104,7 +105,7 @@ class OllamaDialect(ChatDialect):
         raw, running = await off_loop(request, self.frontend, self._made, data, is_chat, caller_of(request))
         writer = _Writer(self._name(raw), is_chat, started, self._tokens)
         if running is None:
-            return json_response(writer.loaded(raw.get("keep_alive") in (0, "0")))
+            return json_response(writer.loaded(is_unload(raw)))
         if raw.get("stream") is False:
             return await replied(request, writer.whole(running))
         return ByteStream(writer.lines(running), _last_words, media_type=LINES)
@@ -237,7 +238,8 @@ class _Writer:
         self._is_chat = is_chat
         self._started = started
         self._tokens = tokens
-        self._num_scores = 0  # told
+        self._num_calls = 0  # told
+        self._num_scores = 0
 
     def loaded(self, is_unload: bool) -> dict[str, Any]:
         """The reply to a request that only loads the model, or would have it unloaded: it stays."""
@@ -278,7 +280,8 @@ class _Writer:
         if thinking:
             told["thinking"] = thinking
         if message.get("tool_calls"):
-            told["tool_calls"] = [_call(call) for call in message["tool_calls"]]
+            told["tool_calls"] = [_call(call, self._num_calls + i) for i, call in enumerate(message["tool_calls"])]
+            self._num_calls += len(message["tool_calls"])
         return piece | {"message": told, "done": False}
 
     def _end(self, running: Running, first: int) -> dict[str, Any]:
@@ -295,14 +298,14 @@ class _Writer:
         }
 
 
-def _call(call: Mapping[str, Any]) -> dict[str, Any]:
-    """A call with its arguments as an object; those cut short by the length limit are left out."""
+def _call(call: Mapping[str, Any], index: int) -> dict[str, Any]:
+    """A reply's call with its arguments as an object; those cut short by the length limit are left out."""
     function = call["function"]
     try:
         arguments = orjson.loads(function["arguments"] or "{}")
     except orjson.JSONDecodeError:
         arguments = {}
-    return {"id": call["id"], "function": {"name": function["name"], "arguments": arguments}}
+    return {"id": call["id"], "function": {"index": index, "name": function["name"], "arguments": arguments}}
 
 
 def _line(piece: Any) -> bytes:

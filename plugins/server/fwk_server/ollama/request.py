@@ -132,6 +132,12 @@ def is_load(raw: Mapping[str, Any]) -> bool:
     return not raw.get("messages") and not raw.get("prompt")
 
 
+def is_unload(raw: Mapping[str, Any]) -> bool:
+    """Whether a request asks for a model to be unloaded: ``keep_alive`` is 0, which Go's clients write as ``0s``."""
+    kept = raw.get("keep_alive")
+    return ("0" in kept and not any(digit in kept for digit in "123456789")) if isinstance(kept, str) else kept == 0
+
+
 def _common(raw: Mapping[str, Any], frontend: Frontend, once: Once) -> dict[str, Any]:
     fields = {"model": served_name(raw, frontend.card), **_options(raw, frontend, once), **_format(raw.get("format"))}
     think = raw.get("think")

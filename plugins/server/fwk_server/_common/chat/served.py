@@ -69,8 +69,18 @@ def capabilities(frontend: Frontend) -> list[str]:
     senses = [word for kind, word in _SENSES.items() if frontend.card.media.get(kind)]
     if frontend.card.task != "generate":
         return ["embedding" if frontend.card.task == "embed" else frontend.card.task, *senses]
+    fills = ["insert"] if _fills_in(frontend) else []
     thinks = ["thinking"] if frontend.reasoning_parser() is not None else []
-    return ["completion", "tools", *thinks, *senses]
+    return ["completion", "tools", *fills, *thinks, *senses]
+
+
+def _fills_in(frontend: Frontend) -> bool:
+    """Whether the model writes text in the middle."""
+    try:
+        frontend.text.infill("", "")
+    except InvalidRequest:
+        return False
+    return True
 
 
 def model_bodies(frontend: Frontend) -> list[dict[str, Any]]:
