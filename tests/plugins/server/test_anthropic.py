@@ -165,6 +165,7 @@ async def test_other_documents_are_refused(sdk):
     for block, sentence in (
         ({"source": {"type": "base64", "media_type": "application/pdf", "data": ""}}, "a document of type 'base64'"),
         ({"source": {"type": "text", "data": "x"}, "citations": {"enabled": True}}, "nothing is cited here"),
+        ({"source": {"type": "text", "data": "x"}, "citations": [1]}, "must be an object"),
     ):
         turns = [{"role": "user", "content": [{"type": "document", **block}]}]
         with pytest.raises(anthropic.BadRequestError, match=sentence):
@@ -177,7 +178,11 @@ async def test_every_member_of_the_published_message(sdk, frontend):
     usage |= {"cache_read_input_tokens", "inference_geo", "output_tokens_details", "server_tool_use", "service_tier"}
     whole = await sdk.messages.create(model="tiny", max_tokens=64, messages=HI)
     assert usage == whole.usage.model_dump(exclude_unset=True).keys()
-    assert whole.content[0].model_dump(exclude_unset=True).keys() == {"type", "text", "citations"}
+    told = whole.content[0].model_dump(exclude_unset=True)
+    assert told.keys() == {"type", "text", "citations"}
+    assert told["citations"] == [], (
+        "Anthropic's schema has it; the AI SDK's provider takes an array or nothing, no null"
+    )
     members = {"id", "type", "role", "model", "content", "stop_reason", "stop_sequence", "stop_details", "container"}
     assert whole.model_dump(exclude_unset=True).keys() == members | {"usage"}
     stream = await sdk.messages.create(model="tiny", max_tokens=64, messages=HI, stream=True)

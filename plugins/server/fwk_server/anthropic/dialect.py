@@ -180,7 +180,7 @@ class _Writer:
         if message.get("reasoning_content"):
             content.append({"type": "thinking", "thinking": message["reasoning_content"], "signature": ""})
         if message.get("content"):
-            content.append({"type": "text", "text": message["content"], "citations": None})
+            content.append({"type": "text", "text": message["content"], "citations": []})
         content += [_tool_use(call) for call in message.get("tool_calls") or []]
         return self._message(content, running)
 
@@ -204,7 +204,7 @@ class _Writer:
             lines += self._block("thinking", {"type": "thinking", "thinking": "", "signature": ""})
             lines.append(self._delta({"type": "thinking_delta", "thinking": added["reasoning_content"]}))
         if added.get("content"):
-            lines += self._block("text", {"type": "text", "text": "", "citations": None})
+            lines += self._block("text", {"type": "text", "text": "", "citations": []})
             lines.append(self._delta({"type": "text_delta", "text": added["content"]}))
         for call in added.get("tool_calls", ()):
             if call.get("id") is not None:

@@ -236,7 +236,7 @@ def _text(value: Any, at: str) -> str:
 
 def _document(block: Mapping[str, Any], at: str) -> str:
     """A document that is text: behind its title and context, and with an empty line after it."""
-    if (block.get("citations") or {}).get("enabled"):
+    if want(block.get("citations") or {}, dict, "an object", f"{at}.citations").get("enabled"):
         raise InvalidRequest(f"{at}.citations: nothing is cited here", "messages")
     source = want(block.get("source"), dict, "an object", f"{at}.source")
     kind = source.get("type")
