@@ -230,6 +230,43 @@ def test_continue(node_with: Callable[..., tuple[str, Path]], scripted: tuple[st
     assert agent.wrote_the_note()
 
 
+def test_opencode(node_with: Callable[..., tuple[str, Path]], scripted: tuple[str, Path], tmp_path: Path) -> None:
+    """opencode as npm has it: the same."""
+    _, packages = node_with("opencode-ai")
+    url, _ = scripted
+    agent = Agent(tmp_path, OPENCODE_DISABLE_AUTOUPDATE="1")
+    (agent.work / "opencode.json").write_text(settings("opencode", url))
+    # npm keeps the program in a package for each machine, which its own starter finds; the second is for older CPUs
+    [program] = (packages / "node_modules").glob("opencode-*[46]/bin/opencode")
+    for words in ([TURNS[0]], ["--continue", TURNS[1]]):
+        assert "The note says: " in agent.says(program, "run", *words)
+    assert agent.wrote_the_note()
+
+
+def test_qwen_code(node_with: Callable[..., tuple[str, Path]], scripted: tuple[str, Path], tmp_path: Path) -> None:
+    """Qwen Code as npm has it: the same."""
+    _, packages = node_with("@qwen-code/qwen-code")
+    url, _ = scripted
+    agent = Agent(tmp_path, **variables("Qwen Code", url))
+    run = [packages / "node_modules/.bin/qwen", "--auth-type", "openai", "--yolo"]
+    for words in (["--prompt", TURNS[0]], ["--continue", "--prompt", TURNS[1]]):
+        assert "The note says: " in agent.says(*run, *words)
+    assert agent.wrote_the_note()
+
+
+def test_pi(node_with: Callable[..., tuple[str, Path]], scripted: tuple[str, Path], tmp_path: Path) -> None:
+    """pi as npm has it: the same."""
+    _, packages = node_with("@mariozechner/pi-coding-agent")
+    url, _ = scripted
+    agent = Agent(tmp_path)
+    (agent.home / ".pi/agent").mkdir(parents=True)
+    (agent.home / ".pi/agent/models.json").write_text(settings("pi", url))
+    run = [packages / "node_modules/.bin/pi", "--provider", "fwk", "--model", "scripted", "--print"]
+    for words in ([TURNS[0]], ["--continue", TURNS[1]]):
+        assert "The note says: " in agent.says(*run, *words)
+    assert agent.wrote_the_note()
+
+
 LLM_TOOL = """
 def Bash(command: str) -> str:
     "Run a command."

@@ -28,8 +28,9 @@ from fwk_server.openai.dialect import OpenAIDialect
 from fwk_server.openai_responses.dialect import ResponsesDialect
 
 COMMANDS = ("echo written by a tool > note.txt", "cat note.txt")
-SHELLS = {"exec_command": "cmd", "Bash": "command"}
-"""Agents' tools that run a command, and the argument that has it: Codex's, and Claude Code's and Continue's."""
+SHELLS = {"exec_command": "cmd", "Bash": "command", "bash": "command", "run_shell_command": "command"}
+"""Agents' tools that run a command, and the argument that has it: Codex's, Claude Code's and Continue's, opencode's and
+pi's, Qwen Code's."""
 WHOLE_FILE = "note.txt\n```\nwritten by a tool\n```\n"
 """What aider reads as a file to write: it offers no tools."""
 BY_PROMPT = "To call a function, reply with JSON ONLY"
