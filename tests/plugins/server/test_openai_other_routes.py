@@ -1,5 +1,7 @@
 """/v1/models, /tokenize, /detokenize, and the documentation of the routes."""
 
+from types import SimpleNamespace
+
 import httpx
 import pytest
 
@@ -40,6 +42,21 @@ async def test_tokenize_and_back(api):
     assert (await api.post("/tokenize", {"content": "H"})).json()["tokens"] == [72]
     assert (await api.post("/tokenize", {"prompt": "H", "add_special_tokens": False})).json()["tokens"] == [72]
     assert (await api.post("/tokenize", {"prompt": ""})).json()["count"] == 1
+
+
+async def test_names_of_special_tokens(client, frontend):
+    """As lm-eval's remote tokenizer asks before it cuts texts; nothing of the template or the vocabulary is told."""
+    bare = (await client.get("/tokenizer_info")).json()
+    assert (bare["eos_token"], bare["model_max_length"]) == (None, frontend.card.max_model_len)
+    config = {"bos_token": {"content": "<s>", "lstrip": False}, "eos_token": "</s>", "tokenizer_class": "Tiny"}
+    config |= {"chat_template": "secret", "pad_token": 3}
+    checkpoint = SimpleNamespace(tokenizer_config=lambda: config)
+    frontend.__class__ = type(
+        "Described", (type(frontend),), {"served_weights": SimpleNamespace(checkpoint=checkpoint)}
+    )
+    told = (await client.get("/tokenizer_info")).json()
+    named = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": None, "pad_token": None}
+    assert told == {"tokenizer_class": "Tiny", "model_max_length": frontend.card.max_model_len, **named}
 
 
 async def test_messages_are_tokenized_as_chat_would(api, frontend):

@@ -127,6 +127,17 @@ class VersionBody(Reply):
     version: str
 
 
+class TokenizerInfoBody(Reply):
+    """The reply of /tokenizer_info."""
+
+    tokenizer_class: str | None
+    model_max_length: int
+    bos_token: str | None
+    eos_token: str | None
+    unk_token: str | None
+    pad_token: str | None
+
+
 class TokenizeBody(Reply):
     """The reply of /tokenize."""
 

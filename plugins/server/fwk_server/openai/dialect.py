@@ -58,6 +58,7 @@ from fwk_server.openai.bodies import (
     ModelsBody,
     RenderedBody,
     TokenizeBody,
+    TokenizerInfoBody,
     VersionBody,
 )
 from fwk_server.openai.stored import StoredCompletions, metadata_of
@@ -140,6 +141,7 @@ class OpenAIDialect(Dialect):
         self._post(app, "/v1/completions/render", self.render_completion, list[RenderedBody], can_stream=False)
         self._post(app, "/tokenize", self.tokenize, TokenizeBody)
         self._post(app, "/detokenize", self.detokenize, DetokenizeBody)
+        self._get(app, "/tokenizer_info", self.tokenizer_info, TokenizerInfoBody)
         self._get(app, "/version", self.version, VersionBody)
         self._get(app, "/v1/models", self.list_models, ModelsBody)
         self._get(app, "/v1/models/{name:path}", self.retrieve_model, ModelBody)
@@ -237,6 +239,10 @@ class OpenAIDialect(Dialect):
     async def detokenize(self, request: Request) -> Response:
         """Turn token ids into text."""
         return json_response(await self._read(request, tokens.detokenize))
+
+    async def tokenizer_info(self) -> Response:
+        """The names of special tokens, for evaluations that cut texts with /tokenize."""
+        return json_response(await self._frontend.run_blocking(tokens.tokenizer_info, self._frontend))
 
     async def version(self) -> Response:
         """The version of fwk, as vLLM tells its own."""

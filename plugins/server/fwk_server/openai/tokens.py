@@ -53,6 +53,23 @@ def detokenize(raw: Mapping[str, Any], frontend: Frontend, caller: Caller) -> di
     return {"prompt": text, "content": text}  # vLLM's name and llama.cpp's
 
 
+_NAMED = ("bos_token", "eos_token", "unk_token", "pad_token")
+
+
+def tokenizer_info(frontend: Frontend) -> dict[str, Any]:
+    """The special tokens, as vLLM tells them; vocabulary and chat template stay the operator's. Reads a file."""
+    weights = frontend.served_weights
+    config = weights.checkpoint.tokenizer_config() if weights is not None else {}
+    kind = config.get("tokenizer_class")
+    told: dict[str, Any] = {"tokenizer_class": kind if isinstance(kind, str) else None}
+    told["model_max_length"] = frontend.card.max_model_len
+    for name in _NAMED:
+        token = config.get(name)
+        token = token.get("content") if isinstance(token, Mapping) else token  # files have it as either
+        told[name] = token if isinstance(token, str) else None
+    return told
+
+
 def render_chat(raw: Mapping[str, Any], frontend: Frontend, caller: Caller) -> dict[str, Any]:
     """The ids that a chat completion would be computed of: routers look them up among the K/V events."""
     call = chat_call.read(raw, frontend, caller)

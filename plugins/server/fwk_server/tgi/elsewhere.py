@@ -40,9 +40,7 @@ _SAID = {
     "POST /classify scores texts here": ("/predict",),
     "POST /score compares texts here": ("/similarity",),
     "GET /docs shows the APIs here": ("/redoc",),
-    "a vocabulary stays where its files are: POST /tokenize and /detokenize use it here": (
-        "/tokenizer_info", "/dump_tokenizer",
-    ),
+    "a vocabulary stays where its files are: POST /tokenize and /detokenize use it here": ("/dump_tokenizer",),
     "--lora-paths loads adapters here, and a request names one; /v1/load_lora_adapter is the administrator's": (
         "/lora-adapters",
     ),
