@@ -217,3 +217,10 @@ def test_what_the_server_says_of_itself_is_of_level_info(
     said = capsys.readouterr().err
     assert ("ready" in said) == (level.lower() in ("debug", "info"))
     assert "ended" in said
+
+
+@pytest.mark.parametrize("word", ["none", "null"])
+def test_a_switch_that_is_neither_on_nor_off_is_an_error(word: str) -> None:
+    """The word is no model, and the model after it no argument too many."""
+    with pytest.raises(ConfigError, match=f"--check-blocks: .* not '{word}'"):
+        read("--check-blocks", word, "MODEL")

@@ -32,6 +32,7 @@ ESSENTIAL = (
 MAX_NAME = 30
 """Characters of a flag with its value in the short help; what it does then begins a line of its own."""
 
+_NEITHER = {"none", "null"}  # no model is called so
 _SHORT, _FLAG = re.compile(r"-[a-zA-Z][a-zA-Z-]*\d?"), re.compile("-($|-|[a-zA-Z])")
 
 PREFIX = "FWK_"
@@ -190,7 +191,7 @@ def type_name(annotation: Any) -> str:
 def parse(parser: Parser, argv: Sequence[str]) -> tuple[argparse.Namespace, list[str], dict[str, str]]:
     """Parse, taking underscores in flags for dashes; returns what was not understood too, and other servers' arguments.
 
-    A switch takes the next word only if that says true or false: what follows it is else the model.
+    A switch takes the next word only if that says true or false, or nothing: what follows it is else the model.
     """
     words: list[str] = []
     others: dict[str, str] = {}
@@ -208,7 +209,7 @@ def parse(parser: Parser, argv: Sequence[str]) -> tuple[argparse.Namespace, list
             (name, value), equals = opposite, "="
         other, is_switch = _known(parser, name)
         word = left[0] if left and not equals else "-"
-        if word.lower() in TRUE | FALSE if is_switch else other and not _FLAG.match(word):
+        if word.lower() in TRUE | FALSE | _NEITHER if is_switch else other and not _FLAG.match(word):
             equals, value = "=", left.pop(0)
         equals, value = ("=", "true") if is_switch and not equals else (equals, value)
         if other is not None:
