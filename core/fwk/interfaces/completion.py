@@ -11,7 +11,18 @@ _SHOWN = 60
 
 @dataclass(slots=True, repr=False)
 class Completion:
-    """What became of one sequence."""
+    """What became of one sequence.
+
+    - ``text``, ``token_ids``: of the output.
+    - ``finish_reason``, ``stop_reason``: why it ended, and what text or token stopped it.
+    - ``logprobs``: of each token of the output; None: not asked for.
+    - ``prompt_token_ids``, ``prompt_logprobs``: of the prompt; the first token has no log-probability.
+    - ``cached_tokens``: of the prompt, those that were not computed again.
+    - ``draft_tokens``, ``accepted_draft_tokens``: verified by speculative decoding, and right.
+    - ``hidden_states``: of each token of the prompt and of the output but its last, if asked for: float32 numbers,
+      little-endian.
+    - ``vector``: of an input that nothing follows: float32 numbers, little-endian.
+    """
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list[int])
@@ -21,12 +32,10 @@ class Completion:
     prompt_token_ids: list[int] = field(default_factory=list[int])
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     cached_tokens: int = 0
-    draft_tokens: int = 0  # verified by speculative decoding
+    draft_tokens: int = 0
     accepted_draft_tokens: int = 0
     hidden_states: list[bytes] = field(default_factory=list[bytes])
-    """Of each token of the prompt and of the output but its last, if asked for: float32 numbers, little-endian."""
     vector: bytes | None = None
-    """Of an input that nothing follows: float32 numbers, little-endian."""
 
     def __repr__(self) -> str:
         text = self.text if len(self.text) <= _SHOWN else self.text[: _SHOWN - 3] + "..."
