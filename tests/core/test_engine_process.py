@@ -32,22 +32,34 @@ def environment(process: psutil.Process) -> dict[str, str]:
 
 
 @pytest.fixture
-def forks() -> Iterator[EngineForks]:
+def before() -> list[psutil.Process]:
+    """Children that earlier tests of this process left to it."""
+    return psutil.Process().children()
+
+
+def new_children(before: list[psutil.Process]) -> list[psutil.Process]:
+    return [child for child in psutil.Process().children() if child not in before]
+
+
+@pytest.fixture
+def forks(before: list[psutil.Process]) -> Iterator[EngineForks]:
     found = EngineForks()
     yield found
     found.close()
 
 
-def test_what_was_started_early_does_not_outlive_a_start_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_started_early_does_not_outlive_a_start_that_failed(
+    before: list[psutil.Process], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     found: list[psutil.Process] = []
 
     def start() -> None:
         with started_early() as engines_of:
-            found.extend(psutil.Process().children())
+            found.extend(new_children(before))
             assert "OMP_NUM_THREADS" not in environment(found[0])
             assert len(engines_of(2).begun) == 2
-            found.extend(psutil.Process().children())
+            found.extend(new_children(before))
             assert "OMP_NUM_THREADS" in environment(found[1])  # two engines share the cores
             raise KeyError("the port is taken")
 
@@ -68,17 +80,17 @@ async def test_an_engine_that_is_let_go_before_it_knows_its_model_ends_without_a
 
 
 async def test_what_a_terminal_sends_while_it_imports_is_its_parents(
-    forks: EngineForks, capfd: pytest.CaptureFixture[str]
+    before: list[psutil.Process], forks: EngineForks, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Ctrl-C in the first seconds: the shell sends it to all, and the parent ends its engines."""
-    before = [signal.signal(number, signal.SIG_DFL) for number in TERMINAL_SIGNALS]
+    handlers = [signal.signal(number, signal.SIG_DFL) for number in TERMINAL_SIGNALS]
     try:
         engine = forks.take()
     finally:
-        for number, handler in zip(TERMINAL_SIGNALS, before, strict=True):
+        for number, handler in zip(TERMINAL_SIGNALS, handlers, strict=True):
             signal.signal(number, handler)
     for _ in range(4):
-        for process in psutil.Process().children():
+        for process in new_children(before):
             for number in TERMINAL_SIGNALS:
                 process.send_signal(number)
         await asyncio.sleep(0.1)
@@ -95,10 +107,12 @@ async def test_one_of_its_own_that_is_killed_is_waited_for() -> None:
     engine.discard()  # nothing is left to do, and nothing goes wrong
 
 
-async def test_forks_are_children_that_share_memory_and_outlive_what_they_were_forked_from(forks: EngineForks) -> None:
+async def test_forks_are_children_that_share_memory_and_outlive_what_they_were_forked_from(
+    before: list[psutil.Process], forks: EngineForks
+) -> None:
     first, second = forks.take(), forks.take()
-    [parent] = [child for child in psutil.Process().children() if child.pid not in (first.pid, second.pid)]
-    assert {child.pid for child in psutil.Process().children()} == {parent.pid, first.pid, second.pid}
+    [parent] = [child for child in new_children(before) if child.pid not in (first.pid, second.pid)]
+    assert {child.pid for child in new_children(before)} == {parent.pid, first.pid, second.pid}
     await asyncio.to_thread(until, lambda: psutil.Process(second.pid).name() == "fwk-engine", SECONDS, "its name")
     assert parent.name() == "fwk-forks"
     assert len(os.listdir(f"/proc/{parent.pid}/task")) == 1
@@ -116,20 +130,20 @@ async def test_forks_are_children_that_share_memory_and_outlive_what_they_were_f
     assert await asyncio.gather(second.wait(), third.wait()) == [1, 1]
 
 
-async def test_one_whose_fork_never_came_has_ended(forks: EngineForks) -> None:
+async def test_one_whose_fork_never_came_has_ended(before: list[psutil.Process], forks: EngineForks) -> None:
     engine = forks.take()
-    for process in psutil.Process().children():
+    for process in new_children(before):
         process.kill()
     assert await engine.wait() == -9
     assert engine.pid == 0
     engine.discard()
 
 
-async def test_nothing_waits_where_nothing_is_to(forks: EngineForks) -> None:
+async def test_nothing_waits_where_nothing_is_to(before: list[psutil.Process], forks: EngineForks) -> None:
     forks.settle(stays=False)
     engine = forks.take()
     pid = await asyncio.to_thread(lambda: engine.pid)
-    await asyncio.to_thread(until, lambda: [c.pid for c in psutil.Process().children()] == [pid], SECONDS, "its end")
+    await asyncio.to_thread(until, lambda: [c.pid for c in new_children(before)] == [pid], SECONDS, "its end")
     engine.discard()
 
 
