@@ -1,5 +1,6 @@
-"""Names of other servers, for those who come from them: their arguments, and their values of options.
+"""Names that come from elsewhere: other servers' arguments and values of options, and flags of packages not installed.
 
-``arguments`` reads ``tables/*.toml``, one for each server, and ``values.toml``. Nothing of ``fwk`` is imported here:
-which of the names are options is ``core/fwk/plugins/options.py``.
+``arguments`` reads ``tables/*.toml``, one for each server, and ``values.toml``; ``catalogue`` a file of packages and of
+the flags that they bring. Nothing of ``fwk`` is imported here: which of the names are options is
+``core/fwk/plugins/options.py``.
 """

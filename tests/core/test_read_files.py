@@ -21,7 +21,6 @@ from fwk.cli.option_parsing import read_config_file
 from fwk.config import ServerOptions
 from fwk.config.secrets import read_secret
 from fwk.errors import FwkError
-from fwk.plugins.catalogue import read_catalogue
 from fwk.text.model_text import _read as read_template
 from fwk_attention.double_sparsity.channels import Channels
 from fwk_cache.file.folder import Folder
@@ -39,6 +38,7 @@ from fwk_loaders.safetensors.stored import MAX_TENSORS, stored_tensors
 from fwk_loaders.safetensors.weights import SafetensorsWeights
 from fwk_lora._common import peft
 from fwk_moe.expert_placement.location import read_location
+from fwk_peers.catalogue import read_catalogue
 from fwk_process.folders import output_folder
 from fwk_sampling.prefix_tree.processor import _read as read_tree
 from fwk_speculative._common.corpus import read_corpus

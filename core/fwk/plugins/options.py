@@ -28,7 +28,6 @@ from fwk.config import (
 from fwk.errors import ConfigError, PluginError, what_is_wrong
 from fwk.interfaces.feature import FeatureSpec
 from fwk.interfaces.prefix_cache import CacheTierSpec
-from fwk.plugins.catalogue import read_catalogue
 from fwk.plugins.discovery import PluginSet, Registered
 from fwk.plugins.families import FAMILIES, Family, closest
 from fwk.plugins.lock import check_lock
@@ -44,6 +43,7 @@ from fwk.plugins.selection import (
     static_choice,
 )
 from fwk_peers.arguments import FALSE, TRUE, foreign, meant, note
+from fwk_peers.catalogue import read_catalogue
 
 _log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from fwk.errors import ConfigError
+from fwk_errors import ConfigError
 from fwk_files.regular import read_text
 
 
