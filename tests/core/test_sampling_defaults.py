@@ -10,7 +10,8 @@ import pytest
 
 from fwk.config import ModelOptions
 from fwk.errors import ConfigError
-from fwk.setup.sampling_defaults import FIELDS, NEUTRAL, sampling_defaults
+from fwk.setup.sampling_defaults import sampling_defaults
+from fwk_peers.generation_config import FIELDS, NEUTRAL
 
 SAMPLING = "general.sampling."
 DECODER_STARTS = {"decoder_start_token_id", "forced_bos_token_id"}
