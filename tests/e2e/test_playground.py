@@ -307,7 +307,17 @@ def test_chats_and_settings_outlive_a_reload(page: Browser, tiny: Server) -> Non
 def test_a_start_page_and_a_phone(page: Browser) -> None:
     """Three things to try; on a phone one line above the chat, with a menu."""
     page.click("#show-settings")
+    page.size(1400, 800)
+    if page.run("return document.getElementById('chats').hidden"):
+        page.click("#show-chats")
     page.size(400, 800)
+    page.wait("document.getElementById('chats').hidden")
+    page.click("#menu")
+    page.click("#show-chats")
+    top = "return document.querySelector(arguments[0]).getBoundingClientRect().top"
+    assert page.run(top, "#chats") < page.run(top, "main"), "the list is above the chat, as the other panels are"
+    page.click("#menu")
+    page.click("#show-chats")
     assert page.run("return document.querySelector('header').getBoundingClientRect().height") < 60
     page.click("#menu")
     page.click("#show-server")

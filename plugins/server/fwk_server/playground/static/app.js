@@ -276,7 +276,9 @@ function toggle(name, isShown) {
   $(`show-${name}`).ariaExpanded = String(isShown);
 }
 
-const isNarrow = () => matchMedia("(max-width: 45rem)").matches;
+const narrow = matchMedia("(max-width: 45rem)");
+const isNarrow = () => narrow.matches;
+narrow.onchange = () => { if (isNarrow()) toggle("chats", false); }; // a window was made small, with the list open
 
 function panel(name) {
   $(`show-${name}`).onclick = () => {
