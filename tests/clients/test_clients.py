@@ -103,17 +103,20 @@ def test_the_requests_of_tools_that_are_not_installed(default: tuple[str, str]) 
     ("packages", "program"),
     [
         (("ai", "@ai-sdk/openai"), "with_ai_sdk.mjs"),
+        (("ai", "@ai-sdk/openai-compatible"), "with_ai_sdk.mjs"),
+        (("ai", "@ai-sdk/anthropic"), "with_ai_sdk.mjs"),
         (("@anthropic-ai/sdk",), "with_anthropic_node.mjs"),
         (("openai",), "default_openai_node.mjs"),
     ],
-    ids=lambda given: given if isinstance(given, str) else given[0],
+    ids=lambda given: given if isinstance(given, str) else given[-1],
 )
 def test_a_server_of_no_flags_from_node(
     node_with: Callable[..., tuple[str, Path]], default: tuple[str, str], packages: tuple[str, ...], program: str
 ) -> None:
     node, folder = node_with(*packages)
     more = {"responses"} if packages == ("openai",) else set[str]()
-    run_program([node, str(shutil.copy(PROGRAMS / program, folder))], default, AGENTS | more)
+    provider = packages[1:]
+    run_program([node, str(shutil.copy(PROGRAMS / program, folder)), *provider], default, AGENTS | more)
 
 
 def test_node(node_with: Callable[..., tuple[str, Path]], urls: tuple[str, str]) -> None:

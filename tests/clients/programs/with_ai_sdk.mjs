@@ -1,11 +1,16 @@
-// ai and @ai-sdk/openai with its default provider (Responses), against a server of no flags. URL and the model's name.
-import { createOpenAI } from "@ai-sdk/openai";
+// ai and one of its providers, against a server of no flags. The provider's package, URL and the model's name.
 import { APICallError, Output, generateText, jsonSchema, streamText, tool } from "ai";
 import assert from "node:assert/strict";
 
-const [url, name] = process.argv.slice(2);
-const openai = createOpenAI({ baseURL: `${url}/v1`, apiKey: "none" });
-const base = { model: openai(name), maxRetries: 0, temperature: 0, maxOutputTokens: 100 };
+const [pkg, url, name] = process.argv.slice(2);
+const provider = await import(pkg);
+const given = { baseURL: `${url}/v1`, apiKey: "none" };
+const made = {
+  "@ai-sdk/openai": () => provider.createOpenAI(given), // Responses
+  "@ai-sdk/openai-compatible": () => provider.createOpenAICompatible({ ...given, name: "fwk", supportsStructuredOutputs: true }),
+  "@ai-sdk/anthropic": () => provider.createAnthropic(given),
+}[pkg]();
+const base = { model: made(name), maxRetries: 0, temperature: 0, maxOutputTokens: 100 };
 const city = { type: "object", properties: { city: { type: "string", maxLength: 20 } }, required: ["city"] };
 const colour = {
   type: "object",
@@ -50,10 +55,10 @@ const checks = {
     assert(["red", "green"].includes(output.colour));
   },
   async error() {
-    await assert.rejects(generateText({ ...base, topP: 7, prompt: "Hello" }), (failure) => {
+    await assert.rejects(generateText({ ...base, model: made("other"), prompt: "Hello" }), (failure) => {
       assert(APICallError.isInstance(failure), String(failure));
-      assert.equal(failure.statusCode, 400);
-      assert.match(failure.message, /top_p/);
+      assert.equal(failure.statusCode, 404);
+      assert.match(failure.message, /not served here/);
       return true;
     });
   },
