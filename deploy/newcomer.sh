@@ -2,11 +2,13 @@
 # A newcomer's first minutes, from a folder of wheels alone, with the seconds that each step takes:
 #   deploy/newcomer.sh [PYTHON] [EXTRA,...]     # KERNELS="plain avx2" builds these into the wheel; COMPILER=1 leaves one
 #   INSTALLER=uv deploy/newcomer.sh             # or pipx, in environments without pip; WHEELS=FOLDER keeps what was fetched
+#   PIP_FLAGS= deploy/newcomer.sh               # pip compiles every file that it installs, as it does by itself
 # Fetching is done first and timed by itself; after that nothing may come from the network, and no compiler is found.
 set -euo pipefail
 python=$("${1:-python3}" -c "import sys; print(sys.executable)")  # not a shim, which needs its own settings
 extras=${2:-}
 installer=${INSTALLER:-pip}
+flags=${PIP_FLAGS---no-compile}
 root=$(cd "$(dirname "$0")/.." && pwd)
 folder=$(mktemp -d)
 server=
@@ -40,14 +42,14 @@ wanted="fwk${extras:+[$extras]}"
 case $installer in
 pip)
     "$python" -m venv venv
-    "${clean[@]}" venv/bin/pip -q install "$wanted"
+    "${clean[@]}" venv/bin/pip -q install $flags "$wanted"
     ;;
 uv)
     "${clean[@]}" "$folder/fetch/bin/uv" -q venv --python "$python" venv
     "${clean[@]}" "$folder/fetch/bin/uv" -q pip install --no-index --python venv/bin/python "$wanted"
     ;;
 pipx)
-    "${clean[@]}" "$folder/fetch/bin/pipx" install --quiet --python "$python" "$wanted"
+    "${clean[@]}" "$folder/fetch/bin/pipx" install --quiet --python "$python" --pip-args="$flags" "$wanted"
     ln -s "$folder/pipx/venvs/fwk" venv
     ;;
 *)
