@@ -55,11 +55,11 @@ class LaunchSpec(msgspec.Struct):
 def main() -> int:
     """Load, serve, end. The exit code tells why. With a descriptor as argument: in forks of this process."""
     ignore_terminal_signals()
+    continue_with_parent_gone()
     with gc_paused():
         from fwk.engine.loop import EngineLoop, bind, meet  # noqa: PLC0415 - torch comes with it, before there is a spec
     if len(sys.argv) > 1:
         fork_on_demand(int(sys.argv[1]))
-    continue_with_parent_gone()
     prefer_as_victim()
     spec = ParentPipe().spec()
     context = zmq.Context[zmq.Socket[bytes]]()
@@ -113,7 +113,6 @@ def fork_on_demand(descriptor: int) -> None:
     process's parent, for the process between them ends. Threads are not forked, and what they hold stays locked: where
     there are any, a fork begins with its imports.
     """
-    continue_with_parent_gone()
     name_process("fwk-forks")
     Heap().trim()
     has_threads = len(os.listdir("/proc/self/task")) > 1
@@ -137,6 +136,7 @@ def fork_on_demand(descriptor: int) -> None:
     if has_threads:
         os.execv(sys.executable, [sys.executable, "-P", "-m", "fwk.engine.process"])
     name_process("fwk-engine")
+    continue_with_parent_gone()
 
 
 def _load(spec: LaunchSpec) -> tuple[Any, PluginSet, EngineReady]:
