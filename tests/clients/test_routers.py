@@ -228,15 +228,117 @@ def complete_text(text: str) -> tuple[str, dict[str, Any]]:
     return "/v1/completions", {"model": "tiny", "prompt": text, "max_tokens": 2, "ignore_eos": True}
 
 
-def test_a_routers_own_mode_for_prefill_is_refused_with_a_sentence(
+def test_a_routers_own_mode_for_prefill_is_refused_by_servers_without_a_role(
     routed: Routed, package: str, workers: list[Worker]
 ) -> None:
-    """fwk's decode servers find prefill servers themselves; a router that wants to say which is told so."""
+    """Fields of routers mean nothing to a server that is neither for prompts nor decodes."""
     first, second = workers
-    mode = "--pd-disaggregation" if package == "sglang-router" else "--vllm-pd-disaggregation"
-    with routed(mode, "--prefill", first.url, "9000", "--decode", second.url) as client:
+    with routed(MODES[package], "--prefill", first.url, "9000", "--decode", second.url) as client:
         joined(client, workers)
         chat = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
         reply = client.post("/v1/chat/completions", json=chat)
         assert reply.status_code >= 400
-        assert "--disaggregation-registry" in reply.text
+        assert "--disaggregation-mode prefill or decode" in reply.text
+
+
+MODES = {"sglang-router": "--pd-disaggregation", "vllm-router": "--vllm-pd-disaggregation"}
+TEXT = "All work and no play makes Jack a dull boy. " * 6
+BODIES: list[dict[str, Any]] = [
+    {"prompt": TEXT, "max_tokens": 12, "temperature": 0},
+    {"prompt": TEXT + "!", "max_tokens": 8, "temperature": 0.8, "seed": 5},
+    {"prompt": TEXT[5:], "max_tokens": 6, "temperature": 0, "logprobs": 2},
+    {"prompt": [TEXT[9:], TEXT[11:], "short"], "max_tokens": 6, "temperature": 0, "min_tokens": 6},
+    {"messages": [{"role": "user", "content": TEXT}], "max_tokens": 6, "temperature": 0, "n": 2, "seed": 1},
+    {"prompt": "short", "max_tokens": 5, "temperature": 0},
+]
+
+
+class Roles:
+    """A server for prompts and one that decodes, of which the second knows the first as a router's fields need."""
+
+    def __init__(self, package: str, model: Path, folder: Path) -> None:
+        secret = folder / "secret"
+        secret.write_text("0123456789abcdef" * 4)
+        shared = ("--dtype", "float32", "--disaggregation-token-file", str(secret), "--disaggregation-timeout", "10")
+        self.bootstrap_port = free_port()
+        own = ("--disaggregation-mode", "prefill", "--disaggregation-bootstrap-port", str(self.bootstrap_port))
+        self.prefill = Server(model, *shared, *own)
+        self.prefill.wait_ready()
+        named = ("--disaggregation-prefill-servers", self.prefill.url) if package == "sglang-router" else ()
+        self.decode = Server(model, *shared, "--disaggregation-mode", "decode", *named)
+        self.decode.wait_ready()
+        self.one = Server(model, "--dtype", "float32")
+        self.one.wait_ready()
+
+    @property
+    def servers(self) -> tuple[Server, ...]:
+        return self.prefill, self.decode, self.one
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """Of the router."""
+        return "--prefill", self.prefill.url, str(self.bootstrap_port), "--decode", self.decode.url
+
+    def are_whole(self) -> None:
+        """Nothing runs, no block is held, nothing is under way."""
+        for server in (self.prefill, self.decode):
+            until(server.is_idle, 10, "nothing runs")
+            until(lambda server=server: not server.metric("fwk:kv_cache_usage_perc"), 15, "no block is held")
+            for name in ("fwk:num_kv_fetching", "fwk:num_kv_offered"):
+                until(lambda server=server, name=name: not server.metric(name), 15, "no transfer is under way")
+
+
+@pytest.fixture
+def roles(package: str, tmp_path: Path) -> Iterator[Roles]:
+    made = Roles(package, write_model(tmp_path / "tiny"), tmp_path)
+    yield made
+    for server in made.servers:
+        server.close()
+
+
+def test_prompts_are_computed_where_a_router_says(routed: Routed, package: str, roles: Roles) -> None:
+    """Both routers' modes for prefill and decode: replies are those of one server, and K/V go from one to the other."""
+    with routed(MODES[package], *roles.flags) as client:
+        until(lambda: healthy(client) == {roles.prefill.url, roles.decode.url}, READY_SECONDS, "both", pause=0.2)
+        for body in BODIES:
+            path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+            body = {"model": "tiny", "ignore_eos": True, **body}
+            found, wanted = client.post(path, json=body), roles.one.post(body, path)
+            assert found.status_code == 200, found.text
+            assert found.json()["choices"] == wanted.json()["choices"], body
+        body = {"model": "tiny", **BODIES[0], "prompt": f"s {TEXT}"}
+        with client.stream("POST", "/v1/completions", json={**body, "stream": True}) as stream:
+            lines = [json.loads(line[6:]) for line in stream.iter_lines() if line.startswith("data: {")]
+        said = "".join(line["choices"][0]["text"] for line in lines if line["choices"])
+        assert said == roles.one.post(body).json()["choices"][0]["text"]
+        if package == "sglang-router":
+            body = {"text": f"n {TEXT}", "sampling_params": {"max_new_tokens": 5, "temperature": 0}}
+            assert (
+                client.post("/generate", json=body).json()["text"] == roles.one.post(body, "/generate").json()["text"]
+            )
+        assert roles.decode.metric("fwk:kv_transfers_total") >= 6
+        assert roles.decode.metric("fwk:kv_transfer_failures_total") == 0
+        assert roles.decode.get("/health").json() == {"status": "ok"}
+        roles.are_whole()
+        refused = client.post("/v1/completions", json={"model": "tiny", "prompt": "x" * 5000})
+        assert 400 <= refused.status_code < 500
+        assert "prompt" in refused.text
+        roles.are_whole()
+
+
+def test_a_decode_server_whose_prefill_server_dies_computes_alone(routed: Routed, package: str, roles: Roles) -> None:
+    """Killed while it computes: what reaches the decode server is answered right, and in time."""
+    with routed(MODES[package], *roles.flags, "--retry-max-retries", "1") as client:
+        until(lambda: healthy(client) == {roles.prefill.url, roles.decode.url}, READY_SECONDS, "both", pause=0.2)
+        bodies = [{"model": "tiny", "prompt": f"{i} {TEXT}", "max_tokens": 40, "temperature": 0} for i in range(8)]
+        wanted = [roles.one.post(body).json()["choices"][0]["text"] for body in bodies]
+        with ThreadPoolExecutor(8) as pool:
+            asked = [pool.submit(client.post, "/v1/completions", json=body) for body in bodies]
+            roles.prefill.process.kill()
+            replies = [one.result(60) for one in asked]
+        for reply, text in zip(replies, wanted, strict=True):
+            assert reply.status_code >= 500 or reply.json()["choices"][0]["text"] == text
+        until(roles.decode.is_idle, 15, "nothing runs")
+        until(lambda: not roles.decode.metric("fwk:kv_cache_usage_perc"), 15, "no block is held")
+        with httpx.Client(base_url=roles.decode.url, timeout=60) as direct:
+            assert complete(direct, "after")["choices"]

@@ -6,7 +6,9 @@ import asyncio
 import os
 import signal
 import socket
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -340,6 +342,34 @@ async def test_servers_may_have_other_numbers_of_ranks(
         is_whole(decode)
     until(lambda: prefill.health() == 200, 60, "another engine")
     is_whole(prefill)
+
+
+def test_routed_prompts_are_read_by_other_numbers_of_ranks(site: Site, one: Server) -> None:
+    """By SGLang's room, whichever server is asked first; vLLM's reply is for as many ranks, and others are told so."""
+    prefill = site.prefill()
+    decode = site.decode(prefill.url, flags=("--tensor-parallel-size", "2")).start()
+    num_read = decode.metric("fwk:kv_transfers_total")
+    for number, (first, second) in enumerate(2 * [(prefill, decode), (decode, prefill)]):
+        room = {"bootstrap_host": "127.0.0.1", "bootstrap_room": 2**63 + number}
+        body = {"prompt": f"{number} {TEXT}", "max_tokens": 8, "temperature": 0, "return_token_ids": True, **room}
+        with ThreadPoolExecutor(2) as pool:
+            replies = {first: pool.submit(first.post, body)}
+            if number < 2:
+                time.sleep(0.5)
+            replies[second] = pool.submit(second.post, body)
+            found = shown(replies[decode].result(60))
+            assert replies[prefill].result(60).status_code == 200
+        num_read += 1
+        assert found == shown(one.post({name: value for name, value in body.items() if name not in room})), number
+        assert decode.metric("fwk:kv_transfers_total") == num_read
+    assert decode.get("/health").json() == {"status": "ok"}
+    body = {"prompt": f"told {TEXT}", "max_tokens": 8, "temperature": 0, "return_token_ids": True}
+    told = prefill.post(body | {"kv_transfer_params": {"do_remote_decode": True}}).json()["kv_transfer_params"]
+    assert shown(decode.post(body | {"kv_transfer_params": told})) == shown(one.post(body))
+    assert "start both with the same" in decode.get("/health").json()["reason"]
+    assert decode.metric("fwk:kv_transfers_total") == num_read
+    assert decode.metric("fwk:kv_transfer_failures_total") == 0
+    is_whole(decode)
 
 
 @pytest.mark.parametrize("kind", ["file", pytest.param("etcd", marks=pytest.mark.skipif(is_missing(), reason=MISSING))])

@@ -229,6 +229,30 @@ def test_heads_arrive_in_their_places(both: Both, transport: str, num_heads: int
         source.close()
 
 
+def test_blocks_are_kept_for_readers_that_ask_later(both: Both) -> None:
+    """A router has sent a prompt: with how many ranks it is read is known when the decode server asks where."""
+    prefill, decode = both("tcp", 4, 2, 4)
+    for key in ("read", "withdrawn", "late"):
+        for worker in prefill.workers:
+            worker.offer(key, [4, 1], 0.2 if key == "late" else SECONDS, None)
+    for worker in prefill.workers:
+        worker.withdraw("withdrawn")
+    where = [worker.about(decode.heads, ["read", "another"])["addresses"] for worker in prefill.workers]
+    assert addresses(prefill, decode) == where
+    for worker in decode.workers:
+        worker.receive(where, "read", [0, 1], [2, 5], SECONDS, prefill.heads)
+    assert all(is_whole for is_whole, *_ in decode.ended("read")["read"])
+    found = prefill.ended("read", "withdrawn", "late")
+    assert [all(told[0] for told in found[key]) for key in found] == [True, False, False]
+    assert "no server has asked" in found["late"][0][-1]
+    source = Server("tcp", "prefill", 4, 4)
+    try:
+        for got, wanted in zip(decode.caches, source.caches, strict=True):
+            assert all(torch.equal(a[[2, 5]], b[[4, 1]]) for a, b in zip(got, wanted, strict=True))
+    finally:
+        source.close()
+
+
 def test_ports_differ_where_a_worker_has_several_transports(both: Both) -> None:
     prefill, decode = both("tcp", 4, 2, 4)
     addresses(prefill, decode)

@@ -45,7 +45,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no secret": (PREFILL | {"disaggregation_token_file": None}, "prefill needs --disaggregation-token-file FILE"),
     "a short secret": (PREFILL | {"disaggregation_token_file": "short"}, "must hold 16 to 4096 bytes, not 4"),
     "no file": (PREFILL | {"disaggregation_token_file": "none"}, "--disaggregation-token-file: cannot read"),
-    "no servers": (DECODE | {"disaggregation_prefill_servers": ()}, "decode needs --disaggregation-prefill-servers"),
+    "retries at none": (
+        {"disaggregation_mode": "decode", "disaggregation_max_retries": 3},
+        "--disaggregation-max-retries is for a decode server that chooses prefill servers itself",
+    ),
     "no URL": (DECODE | {"disaggregation_prefill_servers": ("10.0.0.1:8000",)}, "must be http://HOST:PORT"),
     "a path": (DECODE | {"disaggregation_prefill_servers": ("http://a/v1",)}, "must be http://HOST:PORT"),
     "a user": (DECODE | {"disaggregation_prefill_servers": ("http://me:it@a",)}, "must be http://HOST:PORT"),
@@ -110,8 +113,19 @@ def test_several_models_are_refused(tmp_path: Path) -> None:
         DECODE | {"num_reserved_decode_tokens": 9, "data_parallel_size": 2, "load_balance_method": "cache_aware"},
         DECODE | {"num_reserved_decode_tokens": 9, "pd_max_retry_count": 3},
         DECODE | {"disaggregation_prefill_servers": ("https://[::1]:80/", "http://host")},
+        {"disaggregation_mode": "decode", "num_reserved_decode_tokens": 9},
     ],
-    ids=["neither", "null", "prefill", "two ranks", "two engines", "two that decode", "decode", "addresses"],
+    ids=[
+        "neither",
+        "null",
+        "prefill",
+        "two ranks",
+        "two engines",
+        "two that decode",
+        "decode",
+        "addresses",
+        "of a router",
+    ],
 )
 def test_what_is_right_is_taken(tmp_path: Path, given: dict[str, Any]) -> None:
     check(tmp_path, given)

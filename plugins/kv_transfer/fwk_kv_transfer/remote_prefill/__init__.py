@@ -17,15 +17,21 @@ from fwk.errors import ConfigError
 from fwk.interfaces.feature import FeatureRun, Wire
 from fwk.interfaces.prefix_cache import PrefixCacheSpec
 from fwk_kv_transfer.remote_prefill.heads import Heads
+from fwk_kv_transfer.remote_prefill.routing import RoutedFields
 
 if TYPE_CHECKING:
     from fwk_kv_transfer.remote_prefill.registry import Registry
+
+FEATURE = "remote_prefill"
 
 OF_DECODE = frozenset(
     ("disaggregation_prefill_servers", "disaggregation_max_retries", "disaggregation_min_prompt_tokens",
      "num_reserved_decode_tokens", "disaggregation_decode_polling_interval")
 )  # fmt: skip
 """Options that only a server has which decodes."""
+
+OF_CHOICE = ("disaggregation_max_retries", "disaggregation_min_prompt_tokens")
+"""Options of one that chooses prefill servers itself: a router has chosen already, and the prompt is computed."""
 
 OF_REPLICAS = frozenset(("data_parallel_size", "load_balance_method", "replica_slow_start"))
 """Options of pools whose engines stay where they are."""
@@ -39,7 +45,7 @@ class RemotePrefillOptions(Options):
     disaggregation_mode: Literal["null", "prefill", "decode"] = option(
         "null",
         "prefill: compute prompts for other servers. decode: answer clients, and have prompts computed by "
-        "--disaggregation-prefill-servers. null: do both here.",
+        "--disaggregation-prefill-servers or by those that a router has chosen. null: do both here.",
         stability="experimental",
     )
     disaggregation_prefill_servers: tuple[str, ...] = option(
@@ -131,11 +137,13 @@ class RemotePrefillOptions(Options):
                 f"--disaggregation-mode {mode} needs --disaggregation-token-file FILE, with the same secret on all "
                 "these servers: without it, anyone could read K/V of prompts (openssl rand -hex 32 > FILE makes one)"
             )
-        if mode == "decode" and not self.disaggregation_prefill_servers and self.disaggregation_registry is None:
-            raise ValueError(
-                "--disaggregation-mode decode needs --disaggregation-prefill-servers http://HOST:PORT, which compute "
-                "its prompts, or a --disaggregation-registry where these register"
-            )
+        names_none = not self.disaggregation_prefill_servers and self.disaggregation_registry is None
+        for name in OF_CHOICE if mode == "decode" and names_none else ():
+            if getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(
+                    f"--{name.replace('_', '-')} is for a decode server that chooses prefill servers itself, from "
+                    "--disaggregation-prefill-servers or a --disaggregation-registry: without these a router does"
+                )
         for url in self.disaggregation_prefill_servers:
             _check_url("--disaggregation-prefill-servers", url)
         self._check_registry()
@@ -175,16 +183,18 @@ def _check_url(option: str, url: str) -> None:
 class KVSource(msgspec.Struct, array_like=True, frozen=True):
     """With a request: its prompt's K/V are kept under ``key`` for ``seconds``.
 
-    heads: how the other server's ranks share K/V heads. With ``addresses``, by rank there and then by rank here: it has
-    computed the first ``num_blocks`` blocks. Without any: this server is to keep all full blocks that it computes,
-    until they were read.
+    heads: how the other server's ranks share K/V heads; None: nobody knows yet who reads. With ``addresses``, by rank
+    there and then by rank here: it has computed the first ``num_blocks`` blocks. Without any: this server is to keep
+    all full blocks that it computes, until they were read. is_limited: only while it keeps little of the KV cache for
+    others.
     """
 
     key: str
     seconds: float
-    heads: Heads
+    heads: Heads | None
     addresses: list[list[bytes]] = []
     num_blocks: int = 0
+    is_limited: bool = False
 
 
 def _means(words: str) -> msgspec.Meta:
@@ -283,7 +293,8 @@ def _registry(url: str) -> Registry:
 def features() -> list[FeatureSpec]:
     return [
         RemotePrefillSpec(
-            name="remote_prefill",
+            name=FEATURE,
+            params=RoutedFields,
             server="fwk_kv_transfer.remote_prefill.server:SharedWork",
             engine="fwk_kv_transfer.remote_prefill.engine:Transfers",
             worker="fwk_kv_transfer.remote_prefill.worker:KVExchange",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +30,9 @@ DECLINE_SECONDS = 5.0
 """For another server to hear that its blocks are not wanted; one that does not keeps them until its deadline."""
 
 WAIT_SECONDS = 0.001
+
+MAX_KEPT_SHARE = 0.5
+"""Of the KV cache, kept for decode servers that routers have chosen: who sends a prompt need not be one of ours."""
 
 
 @dataclass(slots=True)
@@ -105,6 +109,9 @@ class KVOffers(Transfers):
     def __init__(self, context: EnginePartContext) -> None:
         super().__init__(context)
         self._held: dict[str, HeldBlocks] = {}  # by key
+        self._of_routers = set[str]()  # keys of those that are limited
+        self._limited = Counter[int]()  # blocks of these, and how often each is kept
+        self._max_limited: int | None = None
 
     @property
     def is_busy(self) -> bool:
@@ -114,8 +121,9 @@ class KVOffers(Transfers):
         return {"keeps": self._keeps, "withdraw": self._withdraw}
 
     def _keeps(self, key: str, readers: Any) -> list[dict[str, Any]] | None:
-        """``KVExchange.about`` of each worker, if blocks are kept here for an order."""
-        return self._call("about", readers) if self._offers(key) else None
+        """``KVExchange.about`` of each worker, if blocks are kept here for an order; ``readers`` may read them."""
+        offers = self._offers(key)
+        return self._call("about", readers, offers) if offers else None
 
     def _withdraw(self, key: str) -> None:
         """Keep the blocks of an order no longer."""
@@ -134,13 +142,31 @@ class KVOffers(Transfers):
         if not is_computed or key in self._held:
             return
         held = self._blocks.hold(sequence, sequence.num_prompt_tokens)
-        if held is not None:
+        if held is not None and offer.is_limited and not self._has_room(held):
+            self._blocks.let_go(held)
+            log.info("the K/V of a prompt are not kept for a decode server: half of the KV cache is already")
+        elif held is not None:
             self._held[key] = held
+            if offer.is_limited:
+                self._of_routers.add(key)
+                self._limited.update(held.block_ids)
             self._counts.num_kv_offered = len(self._held)
             self._call("offer", key, held.block_ids, offer.seconds, msgspec.to_builtins(offer.heads))
 
+    def _has_room(self, held: HeldBlocks) -> bool:
+        """Whether little enough is kept with these blocks."""
+        if self._max_limited is None:
+            self._max_limited = int(min(self._call("num_blocks")) * MAX_KEPT_SHARE)
+        num_new = sum(block_id not in self._limited for block_id in held.block_ids)
+        return len(self._limited) + num_new <= self._max_limited
+
     def _take(self, ended: _Ended) -> None:
-        self._blocks.let_go(self._held.pop(ended.key))
+        held = self._held.pop(ended.key)
+        if ended.key in self._of_routers:
+            self._of_routers.remove(ended.key)
+            self._limited.subtract(held.block_ids)
+            self._limited = +self._limited
+        self._blocks.let_go(held)
         self._counts.num_kv_offered = len(self._held)
         if not ended.is_whole:
             self._counts.kv_transfer_failures += 1

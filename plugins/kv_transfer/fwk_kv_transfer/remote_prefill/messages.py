@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from dataclasses import fields
 
 import msgspec
 
+from fwk.interfaces.dialect import GenerateInput
 from fwk_kv_transfer.remote_prefill.heads import Heads, misfit
 
 SIGNATURE = "x-fwk-signature"
@@ -17,6 +19,9 @@ ABOUT = "/disaggregation/about"
 PREFILL = "/disaggregation/prefill"
 WITHDRAW = "/disaggregation/withdraw"
 MAX_TOKENS = 2**24
+
+FEATURE_OF_ADAPTERS = next(field.metadata["feature"] for field in fields(GenerateInput) if field.name == "adapter")
+"""Whose part in a request another server has, too: it is asked for the adapter by name."""
 
 
 class AskAbout(msgspec.Struct, frozen=True):
@@ -26,11 +31,15 @@ class AskAbout(msgspec.Struct, frozen=True):
 
 
 class About(msgspec.Struct, frozen=True):
-    """What must be the same on both servers, by the words for it, for each rank, and how its ranks share K/V heads."""
+    """What must be the same on both servers, by the words for it, for each rank, and how its ranks share K/V heads.
+
+    bootstrap_port: at which the first worker waits; 0: its transport has none that others could name.
+    """
 
     nonce: bytes
     ranks: list[dict[str, str]]
     heads: Heads
+    bootstrap_port: int = 0
 
 
 class Order(msgspec.Struct, frozen=True):

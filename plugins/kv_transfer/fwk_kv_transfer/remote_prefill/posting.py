@@ -18,6 +18,10 @@ class PeerError(Exception):
     """The other server cannot be used; the sentence says why."""
 
 
+class OrderRefused(PeerError):
+    """It computes others."""
+
+
 class Answer:
     """What came back of an HTTP request: httptools calls its methods."""
 
@@ -70,3 +74,21 @@ async def _read(reader: asyncio.StreamReader) -> Answer:
             raise PeerError("sends more than an answer has") from None
     answer.status = parser.get_status_code()
     return answer
+
+
+def refusal_of(answer: Answer) -> str:
+    """Why a server has answered with an error."""
+    if answer.status == 401:
+        return "has another secret in --disaggregation-token-file"
+    if answer.status == 404:
+        return "computes no prompts for others: it must be started with --disaggregation-mode prefill"
+    return f"refuses ({answer.status})"
+
+
+def words_of(error: Exception) -> str:
+    """What has ended a question, after the name of the server."""
+    if isinstance(error, PeerError):
+        return str(error)
+    if isinstance(error, EOFError):
+        return "ended the connection before its answer was whole"
+    return f"cannot be reached ({getattr(error, 'strerror', None) or error})"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -34,7 +35,11 @@ from fwk_kv_transfer.remote_prefill.messages import (
     sign,
 )
 from fwk_kv_transfer.remote_prefill.registry import Registration
+from fwk_kv_transfer.remote_prefill.routed_prefill import RoutedPrompts
+from fwk_kv_transfer.remote_prefill.routing import JOIN, Join, port_of, routed
 from fwk_kv_transfer.remote_prefill.server import SharedWork
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -63,7 +68,7 @@ class _Ordered(RequestPart):
 class PrefillRoutes(SharedWork):
     """Computes prompts of decode servers, which prove by a signature that they know the secret."""
 
-    public_paths = (ABOUT, PREFILL, WITHDRAW)
+    public_paths = (ABOUT, PREFILL, WITHDRAW, JOIN)
 
     def __init__(self, context: ServerPartContext) -> None:
         super().__init__(context)
@@ -73,12 +78,18 @@ class PrefillRoutes(SharedWork):
         self._withdrawn: dict[str, None] = {}  # keys of orders that had not come, the newest last
         self._ranks: dict[Heads | None, list[dict[str, Any]]] = {}  # ``KVExchange.about`` of an engine, by who asks
         self._is_one: bool | None = None  # whether it is the only one; None: not asked yet
+        self._routed = RoutedPrompts(
+            self._secret, options.disaggregation_timeout, self._find, self._drop, self._own_heads
+        )
         self._registration: Registration | None = None
         if options.disaggregation_registry is not None and context.frontend is not None:
             self._registration = Registration(options, self._secret)
             context.lifecycle.on(Stage.READY, self._registration.begin)
             context.lifecycle.background(self._registration.run)
             context.lifecycle.on(Stage.DRAIN, self._registration.end)
+
+    async def _drop(self, key: str) -> None:
+        await self.context.ask("withdraw", key)
 
     def trouble(self) -> str | None:
         return None if self._registration is None else self._registration.trouble()
@@ -98,19 +109,38 @@ class PrefillRoutes(SharedWork):
 
     async def _about_computed(self, order: Order) -> list[dict[str, Any]]:
         """The same of the engine that keeps the blocks of an order. Raises ``InvalidRequest``: nobody can read them."""
-        found: list[dict[str, Any]] | None = None
-        if not self._is_one:
-            engines = await self.context.ask("keeps", order.key, msgspec.to_builtins(order.heads))
-            self._is_one = len(engines) == 1
-            found = next((ranks for ranks in engines if ranks is not None), None)
-        found = found or await self._about(order.heads)
-        why = next((rank["error"] for rank in found if "error" in rank), None)
+        ranks = None if self._is_one else await self._keeper(order.key, order.heads)
+        ranks = ranks or await self._about(order.heads)
+        why = _error(ranks)
         if why is not None:
             raise InvalidRequest(why)
-        return found
+        return ranks
+
+    async def _keeper(self, key: str, readers: Heads | None) -> list[dict[str, Any]] | None:
+        engines = await self.context.ask("keeps", key, msgspec.to_builtins(readers))
+        self._is_one = len(engines) == 1
+        return next((ranks for ranks in engines if ranks is not None), None)
+
+    async def _find(self, key: str, num_tokens: int, readers: Heads | None) -> Computed | None:
+        """Where an engine keeps the K/V of a router's prompt; None: none does, or these readers cannot read them."""
+        ranks = await self._keeper(key, readers)
+        why = None if ranks is None else _error(ranks)
+        if why is not None:
+            log.warning("the K/V of a prompt that a router has sent cannot be read: %s", why)
+            await self._drop(key)
+        return None if ranks is None or why is not None else _computed(key, num_tokens, ranks)
+
+    async def _own_heads(self) -> Heads:
+        return _heads(await self._about())
+
+    def check(self, item: GenerateInput | EmbedInput) -> None:
+        routed(item, is_prefill=True)
 
     def open(self, item: GenerateInput | EmbedInput, caller: str) -> RequestPart | None:
-        return _Ordered() if isinstance(item, OrderedInput) else None
+        if isinstance(item, OrderedInput):
+            return _Ordered()
+        named = routed(item, is_prefill=True)
+        return None if named is None else self._routed.open(named)
 
     def routes(self, app: FastAPI) -> None:
         """Add them; no API key opens them."""
@@ -119,7 +149,10 @@ class PrefillRoutes(SharedWork):
         async def about(request: Request) -> Response:
             asked = await self._read(request, AskAbout)
             ranks = await self._about()
-            return self._answer(ABOUT, About(asked.nonce, [rank["in_common"] for rank in ranks], _heads(ranks)))
+            in_common, heads = [rank["in_common"] for rank in ranks], _heads(ranks)
+            first, *_ = await self._about(heads)  # it waits for a worker of a server like this one at its own port
+            port = port_of(first["addresses"][0])
+            return self._answer(ABOUT, About(asked.nonce, in_common, heads, port))
 
         @app.post(PREFILL, include_in_schema=False)
         async def prefill(request: Request) -> Response:
@@ -132,6 +165,12 @@ class PrefillRoutes(SharedWork):
             asked = await self._read(request, Withdraw)
             await self._withdraw(asked.key)
             return self._answer(WITHDRAW, Withdrawn(asked.key))
+
+        @app.post(JOIN, include_in_schema=False)
+        async def join(request: Request) -> Response:
+            asked = await self._read(request, Join)
+            computed = await unless_disconnected(request.receive, self._routed.join(asked))
+            return Response(status_code=CLIENT_CLOSED) if computed is None else self._answer(JOIN, computed)
 
     async def _read(self, request: Request, kind: type[T]) -> T:
         body, path = await request.body(), request.url.path
@@ -163,9 +202,7 @@ class PrefillRoutes(SharedWork):
         finally:
             await _end(work)
             del self._orders[order.key]
-        num_blocks = len(order.token_ids) // ranks[0]["block_size"]
-        addresses, in_common = ([rank[name] for rank in ranks] for name in ("addresses", "in_common"))
-        return Computed(order.key, num_blocks, addresses, in_common, _heads(ranks))
+        return _computed(order.key, len(order.token_ids), ranks)
 
     async def _compute(self, order: Order) -> None:
         """Have the engine compute a prompt, and offer its K/V. Cancelling it aborts the request."""
@@ -190,7 +227,7 @@ class PrefillRoutes(SharedWork):
         work = self._orders.get(key)
         if work is not None:
             await _end(work)
-        elif len(key) <= MAX_KEY_LEN:  # it may still come: by another connection
+        elif not self._routed.withdraw(key) and len(key) <= MAX_KEY_LEN:  # it may still come: by another connection
             self._withdrawn[key] = None
             if len(self._withdrawn) > MAX_WITHDRAWN:
                 del self._withdrawn[next(iter(self._withdrawn))]
@@ -208,6 +245,18 @@ class PrefillRoutes(SharedWork):
 def _heads(ranks: list[dict[str, Any]]) -> Heads:
     """How an engine's ranks share K/V heads, as each of them tells."""
     return msgspec.convert(ranks[0]["heads"], Heads)
+
+
+def _error(ranks: list[dict[str, Any]]) -> str | None:
+    """Why workers that have asked cannot read."""
+    return next((rank["error"] for rank in ranks if "error" in rank), None)
+
+
+def _computed(key: str, num_tokens: int, ranks: list[dict[str, Any]]) -> Computed:
+    """What an engine keeps; without addresses where it is not known yet who reads."""
+    addresses = [rank["addresses"] for rank in ranks if "addresses" in rank]
+    in_common = [rank["in_common"] for rank in ranks]
+    return Computed(key, num_tokens // ranks[0]["block_size"], addresses, in_common, _heads(ranks))
 
 
 async def _end(work: asyncio.Task[None]) -> None:

@@ -50,6 +50,7 @@ class KVExchange(WorkerPart):
         self._transports: dict[Heads, dict[int, KVTransfer]] = {}  # by how others share heads, and the rank there
         self._num_transports = 0
         self._under_way: dict[str, _Transfer] = {}
+        self._unclaimed: dict[str, tuple[Sequence[int], float]] = {}  # offers without readers: blocks and deadline
         self._failed: list[Transfer] = []  # what no transport has begun
 
     def cache_allocated(self, cache: WorkerCache) -> None:
@@ -115,6 +116,7 @@ class KVExchange(WorkerPart):
     def operations(self) -> Mapping[str, Callable[..., Any]]:
         return {
             "about": self.about,
+            "num_blocks": self.num_blocks,
             "offer": self.offer,
             "withdraw": self.withdraw,
             "receive": self.receive,
@@ -122,11 +124,16 @@ class KVExchange(WorkerPart):
             "poll": self.poll,
         }
 
-    def about(self, others: Any = None) -> dict[str, Any]:
+    def num_blocks(self) -> int:
+        """Of the KV cache, of the layer that has the fewest."""
+        return min(len(layer.kv_cache) for layer in self._cache.layers if layer.kv_cache is not None)
+
+    def about(self, others: Any = None, keys: Sequence[str] = ()) -> dict[str, Any]:
         """What another server's K/V must have in common with these, how heads are shared, and tokens in a block.
 
         With ``others``, the ``Heads`` of a server that is to read: ``addresses``, by its rank, where each reads from
-        this worker, empty for those that do not; or ``error``, why none can.
+        this worker, empty for those that do not; or ``error``, why none can. What is offered under ``keys`` and has
+        no readers yet is offered to these from then on.
         """
         found = {
             "in_common": dict(self._in_common),
@@ -141,11 +148,21 @@ class KVExchange(WorkerPart):
             addresses = {rank: transport.address() for rank, transport in transports.items()}
         except FwkError as error:
             return {**found, "error": str(error)}
+        for key in [key for key in keys if key in self._unclaimed]:
+            self._offer(key, *self._unclaimed.pop(key), others)
         return {**found, "addresses": [addresses.get(rank, b"") for rank in range(readers.num_ranks)]}
 
     def offer(self, key: str, block_ids: Sequence[int], seconds: float, others: Any) -> None:
-        """Let blocks be read under a key by workers of a server that shares heads so (``Heads``)."""
-        deadline = time.monotonic() + seconds
+        """Let blocks be read under a key by workers of a server that shares heads so (``Heads``).
+
+        Without others, they are kept until ``about`` is asked by those that are to read, or till the deadline.
+        """
+        if others is None:
+            self._unclaimed[key] = block_ids, time.monotonic() + seconds
+        else:
+            self._offer(key, block_ids, time.monotonic() + seconds, others)
+
+    def _offer(self, key: str, block_ids: Sequence[int], deadline: float, others: Any) -> None:
         self._begin(key, others, lambda transport, rank: transport.offer(key, block_ids, deadline))
 
     def receive(
@@ -181,6 +198,8 @@ class KVExchange(WorkerPart):
 
     def withdraw(self, key: str) -> None:
         """End an offer."""
+        if self._unclaimed.pop(key, None) is not None:
+            self._failed.append(Transfer(key, False, error="it was withdrawn"))
         for transport in self._waiting(key):
             transport.withdraw(key)
 
@@ -209,6 +228,10 @@ class KVExchange(WorkerPart):
                 found = self._under_way[ended.key]
                 found.waiting.remove(transport)
                 found.ended.append(ended)
+        now = time.monotonic()
+        for key in [key for key, (_, deadline) in self._unclaimed.items() if deadline <= now]:
+            del self._unclaimed[key]
+            self._failed.append(Transfer(key, False, error="no server has asked where to read them"))
         over = [key for key, found in self._under_way.items() if not found.waiting]
         ended, self._failed = [_joined(key, self._under_way.pop(key).ended) for key in over] + self._failed, []
         return [(t.key, t.is_whole, int(t.num_bytes), float(t.seconds), t.error) for t in ended]

@@ -17,7 +17,7 @@ from fwk_server._common.body import processor_extra, validate
 from fwk_server._common.caller import Caller
 from fwk_server._common.chat.constraints import read_constraint
 from fwk_server._common.chat.models import MAX_PROMPTS, CompletionRequest
-from fwk_server._common.chat.other_names import in_our_names, refuse_unsupported
+from fwk_server._common.chat.other_names import fields_of, in_our_names, refuse_unsupported
 from fwk_server._common.chat.sampling import (
     check_choices,
     check_generate,
@@ -81,7 +81,7 @@ def prepare(
         body = body.model_copy(update={"return_token_ids": True})  # there is nothing else to reply with
     adapter = adapter_of(body.model, frontend, body.lora_path)
     frontend.card.check_task("generate")
-    refuse_unsupported(raw, reads=_READ)
+    refuse_unsupported(raw, reads=(*_READ, *fields_of(frontend.processor_params)))
     constraint = read_constraint(raw, frontend.grammar_kinds)
     check_generate(body)
     check_hidden(body.return_hidden_states, token_healing=body.token_healing, suffix=body.suffix)

@@ -17,6 +17,7 @@ from fwk_server._common.chat.outputs import Choice, Usage, collect, run
 from fwk_server._common.hidden import last_state
 from fwk_server._common.logprobs import TokenTexts, chat_logprobs, prompt_logprobs
 from fwk_server._common.replies import event
+from fwk_server._common.transfers import transfer_fields
 
 Keep = Callable[[dict[str, Any]], Awaitable[None]]
 
@@ -70,7 +71,7 @@ def _whole(
     reply["usage"] = usage.body()
     if call.body.return_token_ids:
         reply["prompt_token_ids"] = call.item.prompt_token_ids
-    return reply
+    return reply | transfer_fields(choice.transfer for choice in choices)
 
 
 def _count_reasoning(answers: list[Answer], usage: Usage) -> None:

@@ -18,6 +18,7 @@ from fwk_server._common.completion import CompletionCall
 from fwk_server._common.hidden import last_state
 from fwk_server._common.logprobs import LegacyLogprobs, TokenTexts, joined, prompt_logprobs
 from fwk_server._common.replies import event
+from fwk_server._common.transfers import transfer_fields
 
 
 def _frame(call: CompletionCall, frontend: Frontend) -> dict[str, Any]:
@@ -39,7 +40,8 @@ async def complete(call: CompletionCall, frontend: Frontend, tokens: TokenTexts)
         choices = _choices(call, results, tokens)
     else:
         choices = await frontend.run_blocking(lambda: list(map(_written, _choices(call, results, tokens))))
-    return frame | {"choices": list(choices), "usage": usage.body()}
+    told = transfer_fields(choice.transfer for every in results for choice in every)
+    return frame | {"choices": list(choices), "usage": usage.body(), **told}
 
 
 def _choices(call: CompletionCall, results: list[list[Choice]], tokens: TokenTexts) -> Iterator[dict[str, Any]]:

@@ -18,7 +18,7 @@ from fwk_server._common import completion
 from fwk_server._common.body import validate, want
 from fwk_server._common.caller import Caller
 from fwk_server._common.chat.models import IDS, MAX_PROMPTS, STRING, CompletionRequest, array
-from fwk_server._common.chat.other_names import ROUTED_PREFILL, in_our_names, refuse_unknown
+from fwk_server._common.chat.other_names import ROUTED_PREFILL, fields_of, in_our_names, refuse_unknown
 from fwk_server._common.chat.outputs import Choice, Usage, run
 from fwk_server._common.chat.served import check_named
 from fwk_server._common.fields import CONTEXT, RequestFields, ranged
@@ -46,6 +46,10 @@ _FINE: dict[str, tuple[Any, ...]] = {
     "return_entropy": (False,),
     "modalities": ([], ["text"]),
 }
+
+
+_ROUTED = ("bootstrap_host", "bootstrap_port", "bootstrap_room")
+"""Fields of SGLang's router, read where a feature does."""
 
 
 class NativeRequest(RequestFields):
@@ -96,7 +100,8 @@ def read(raw: Mapping[str, Any], frontend: Frontend, caller: Caller) -> NativeCa
     check_named(raw, frontend.card)
     body = validate(NativeRequest, raw)
     frontend.card.check_task("generate")
-    _refuse(raw)
+    read_besides = {name: raw[name] for name in fields_of(frontend.processor_params) & set(_ROUTED) & raw.keys()}
+    _refuse(raw, read_besides)
     if (body.text is None) == (body.input_ids is None):
         raise InvalidRequest("either text or input_ids must be given", "text")
     name = "text" if body.input_ids is None else "input_ids"
@@ -111,7 +116,7 @@ def read(raw: Mapping[str, Any], frontend: Frontend, caller: Caller) -> NativeCa
     items: list[GenerateInput] = []
     for i, prompt in enumerate(prompts):
         sampling = want(samplings[i] if samplings else {}, dict, "an object", "sampling_params")
-        fields = _fields(sampling, body, frontend)
+        fields = _fields(sampling, body, frontend) | read_besides
         fields["prompt"] = want(prompt, str, "a string", name) if name == "text" else _ids(prompt)
         if labels:
             fields["rid"] = labels[i]
@@ -129,15 +134,15 @@ def _ids(value: Any) -> list[int]:
     return ids
 
 
-def _refuse(raw: Mapping[str, Any]) -> None:
+def _refuse(raw: Mapping[str, Any], reads: Mapping[str, Any]) -> None:
     """What this server would have to ignore."""
-    for name in raw.keys() - NativeRequest.model_fields.keys() - {"model"}:
+    for name in raw.keys() - NativeRequest.model_fields.keys() - {"model"} - reads.keys():
         fine = _FINE.get(name)
         if raw[name] is None or (fine is not None and raw[name] in fine):
             continue
         if fine is None:
             in_our_names({name: raw[name]})  # has a sentence on what others document
-        if name.startswith("bootstrap_"):
+        if name in _ROUTED:
             raise InvalidRequest(f"{name} is not supported: {ROUTED_PREFILL}", name)
         if name not in ("priority", "session_params"):
             raise InvalidRequest(f"{name} is not supported by this server", name)

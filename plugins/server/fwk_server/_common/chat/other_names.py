@@ -66,8 +66,8 @@ _HINTS = frozenset(
 """Documented fields that say nothing about the output's text, or that other code of ours reads."""
 
 ROUTED_PREFILL = (
-    "decode servers find prefill servers themselves here (--disaggregation-registry): "
-    "give a router the decode servers as its workers, without its own mode for prefill and decode"
+    "this server is neither a prefill nor a decode server (--disaggregation-mode prefill or decode), which a router's "
+    "mode for these needs: give this one to a router without that mode"
 )
 _CANNOT = "this server's engine cannot do that"
 _ZOO = "it needs a logits processor that is installed and switched on"

@@ -13,6 +13,7 @@ from fwk.interfaces.dialect import Frontend, GenerateInput, OutputDelta
 from fwk.types import TokenLogprobs
 from fwk_server._common.best_of import BestOfInput, ranked
 from fwk_server._common.healing import HealedInput, without_prefix
+from fwk_server._common.transfers import transfer_of
 
 Steps = AsyncGenerator[tuple[int, list[OutputDelta]], None]
 
@@ -30,6 +31,7 @@ class Choice:
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     hidden_states: list[bytes] = field(default_factory=list[bytes])
+    transfer: dict[str, Any] | None = None  # what tells another server where K/V of the prompt are
 
     def add(self, delta: OutputDelta) -> None:
         self.texts.append(delta.text)
@@ -43,6 +45,7 @@ class Choice:
         if delta.finish_reason is not None:
             self.finish_reason = delta.finish_reason
             self.stop_reason = delta.stop_reason
+            self.transfer = transfer_of(delta)
 
 
 class Usage:
