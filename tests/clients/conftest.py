@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import socket
 import subprocess
@@ -18,6 +17,7 @@ import pytest
 from tests.helpers.images import write_config
 from tests.helpers.install import run
 from tests.helpers.rig import Server, write_model
+from tests.helpers.routers import clients
 
 BERT = {
     "architectures": ["BertModel"],
@@ -99,8 +99,7 @@ def default(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str
 @pytest.fixture(scope="session")
 def cache() -> Path:
     """Where the environments are: FWK_CLIENTS, or the user's cache folder."""
-    given = os.environ.get("FWK_CLIENTS")
-    folder = Path(given) if given else Path.home() / ".cache" / "fwk" / "clients"
+    folder = clients()
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 

@@ -16,9 +16,9 @@ import httpx
 import pytest
 
 from tests.helpers.rig import Server, until, write_model
+from tests.helpers.routers import MODES, ROUTERS
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(900)]
-MODULES = {"sglang-router": "sglang_router.launch_router", "vllm-router": "vllm_router.launch_router"}
 READY_SECONDS = 30.0
 BLOCK = 16
 
@@ -63,7 +63,7 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Worker]]:
         worker.server.close()
 
 
-@pytest.fixture(params=sorted(MODULES))
+@pytest.fixture(params=sorted(ROUTERS))
 def package(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -80,7 +80,7 @@ def routed(python_with: Callable[[str], Path], package: str, tmp_path: Path) -> 
         port, log = free_port(), tmp_path / "router.log"
         common = ["--port", str(port), "--host", "127.0.0.1", "--prometheus-port", str(free_port())]
         health = ["--health-check-interval-secs", "1", "--health-failure-threshold", "1", "--log-level", "debug"]
-        command = [str(python_with(package)), "-m", MODULES[package], *common, *health, *flags]
+        command = [str(python_with(package)), "-m", ROUTERS[package], *common, *health, *flags]
         with log.open("w") as file:
             process = subprocess.Popen(command, stdout=file, stderr=file, cwd=tmp_path)
         try:
@@ -241,7 +241,6 @@ def test_a_routers_own_mode_for_prefill_is_refused_by_servers_without_a_role(
         assert "--disaggregation-mode prefill or decode" in reply.text
 
 
-MODES = {"sglang-router": "--pd-disaggregation", "vllm-router": "--vllm-pd-disaggregation"}
 TEXT = "All work and no play makes Jack a dull boy. " * 6
 BODIES: list[dict[str, Any]] = [
     {"prompt": TEXT, "max_tokens": 12, "temperature": 0},

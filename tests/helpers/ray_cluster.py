@@ -17,6 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from fwk.interfaces.declaration import Host
@@ -107,3 +108,60 @@ class FakeRay:
 def closed_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         return server.getsockname()[1]
+
+
+class LocalCluster:
+    """A head that offers nothing, and nodes of one CPU each, all on this machine."""
+
+    def __init__(self, num_nodes: int) -> None:
+        cluster_utils = importlib.import_module("ray.cluster_utils")
+        self._head = {"num_cpus": 0, "object_store_memory": OBJECT_STORE_BYTES, "include_dashboard": False}
+        self._head["gcs_server_port"] = closed_port()
+        self._cluster = cluster_utils.Cluster(initialize_head=True, head_node_args=self._head)
+        self.address: str = self._cluster.address
+        self.nodes = [self.add() for _ in range(num_nodes)]
+
+    def add(self) -> Any:
+        return self._cluster.add_node(num_cpus=1, object_store_memory=OBJECT_STORE_BYTES)
+
+    def kill(self, node: Any) -> None:
+        """Its raylet, as a machine that is switched off."""
+        self._cluster.remove_node(node, allow_graceful=False)
+
+    def kill_head(self) -> None:
+        """Its raylet, and what all nodes register at."""
+        self._cluster.remove_node(self._cluster.head_node, allow_graceful=False)
+
+    def start_head(self) -> None:
+        """Another one at the address of the first, which knows of no node."""
+        self._cluster.add_node(**self._head)
+
+    def close(self) -> None:
+        self._cluster.shutdown()
+
+
+@contextmanager
+def local_cluster(num_nodes: int) -> Iterator[LocalCluster]:
+    """Nothing is left of it."""
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="fwk-ray-") as folder:
+        for name, value in {**ENVIRONMENT, "RAY_TMPDIR": folder}.items():
+            patch.setenv(name, value)
+        found = LocalCluster(num_nodes)
+        try:
+            yield found
+        finally:
+            found.close()
+
+
+def engine_processes() -> list[psutil.Process]:
+    """Those that actors have started."""
+    found: list[psutil.Process] = []
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if (
+            "fwk.engine.process" in words
+            and (parent := process.parent())
+            and "EngineActor" in "".join(parent.cmdline())
+        ):
+            found.append(process)
+    return found

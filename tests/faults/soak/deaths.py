@@ -52,16 +52,17 @@ def free_port() -> int:
 class Place:
     """A server that comes back at its own address, with its own files, after its API process was killed."""
 
-    def __init__(self, name: str, model: Path, folder: Path, *flags: str, port: int = 0) -> None:
+    def __init__(self, name: str, model: Path, folder: Path, *flags: str, port: int = 0, forked: bool = True) -> None:
         self.name = name
         self._model = model
+        self._forked = forked
         self._flags = (*COMMON, "--port", str(port or free_port()), "--files-dir", str(folder / name), *flags)
         self.num_deaths = 0
         self.is_hurt = False
         self.server = self._new()
 
     def _new(self) -> Server:
-        server = Server(self._model, *self._flags)
+        server = Server(self._model, *self._flags, forked=self._forked)
         server.wait_ready()
         return server
 

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import json
 import os
 import signal
 import socket
-import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 import pytest
-from tests.helpers.ray_cluster import ENVIRONMENT, OBJECT_STORE_BYTES, FakeRay, closed_port, needs_ray
+from tests.helpers.ray_cluster import FakeRay, LocalCluster, closed_port, engine_processes, local_cluster, needs_ray
 from tests.helpers.rig import GOLDEN, Server, until, write_model
 
 from fwk.errors import EngineDead
@@ -188,35 +185,10 @@ def test_a_cluster_that_does_not_answer_is_waited_for_with_words(
     assert signal.getsignal(signal.SIGALRM) == kept
 
 
-class LocalCluster:
-    """A head that offers nothing, and nodes of one CPU each, all on this machine."""
-
-    def __init__(self, num_nodes: int) -> None:
-        cluster_utils = importlib.import_module("ray.cluster_utils")
-        head = {"num_cpus": 0, "object_store_memory": OBJECT_STORE_BYTES, "include_dashboard": False}
-        self._cluster = cluster_utils.Cluster(initialize_head=True, head_node_args=head)
-        self.address: str = self._cluster.address
-        self.nodes = [self.add() for _ in range(num_nodes)]
-
-    def add(self) -> Any:
-        return self._cluster.add_node(num_cpus=1, object_store_memory=OBJECT_STORE_BYTES)
-
-    def kill(self, node: Any) -> None:
-        """Its raylet, as a machine that is switched off."""
-        self._cluster.remove_node(node, allow_graceful=False)
-
-    def close(self) -> None:
-        self._cluster.shutdown()
-
-
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
-    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="fwk-ray-") as folder:
-        for name, value in {**ENVIRONMENT, "RAY_TMPDIR": folder}.items():
-            patch.setenv(name, value)
-        found = LocalCluster(2)
+    with local_cluster(2) as found:
         yield found
-        found.close()
 
 
 @pytest.fixture(scope="module")
@@ -231,20 +203,6 @@ def server(cluster: LocalCluster, model: Path) -> Iterator[Server]:
     one.wait_ready()
     yield one
     one.close()
-
-
-def engine_processes() -> list[psutil.Process]:
-    """Those that actors have started."""
-    found: list[psutil.Process] = []
-    for process in psutil.process_iter(["cmdline"]):
-        words = process.info["cmdline"] or []
-        if (
-            "fwk.engine.process" in words
-            and (parent := process.parent())
-            and "EngineActor" in "".join(parent.cmdline())
-        ):
-            found.append(process)
-    return found
 
 
 class Streams:
