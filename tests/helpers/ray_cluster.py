@@ -26,6 +26,7 @@ from fwk.plugins import discover, find
 OBJECT_STORE_BYTES = 80 * 2**20
 
 SECONDS = 30.0
+NUM_TRIES = 3
 
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -122,6 +123,13 @@ class LocalCluster:
         self.nodes = [self.add() for _ in range(num_nodes)]
 
     def add(self) -> Any:
+        """Another node. Ray gives one half a minute to start, which a busy machine may not have for it."""
+        for _ in range(NUM_TRIES - 1):
+            try:
+                return self._cluster.add_node(num_cpus=1, object_store_memory=OBJECT_STORE_BYTES)
+            except Exception as error:  # Ray raises no other class
+                if "timed out during startup" not in str(error):
+                    raise
         return self._cluster.add_node(num_cpus=1, object_store_memory=OBJECT_STORE_BYTES)
 
     def kill(self, node: Any) -> None:
@@ -144,7 +152,9 @@ class LocalCluster:
 def local_cluster(num_nodes: int) -> Iterator[LocalCluster]:
     """Nothing is left of it."""
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="fwk-ray-") as folder:
-        for name, value in {**ENVIRONMENT, "RAY_TMPDIR": folder}.items():
+        # A node that is killed is missed at once, by its connections; one that is slow to start is not.
+        own = {"RAY_TMPDIR": folder, "RAY_health_check_timeout_ms": "20000"}
+        for name, value in {**ENVIRONMENT, **own}.items():
             patch.setenv(name, value)
         found = LocalCluster(num_nodes)
         try:

@@ -40,8 +40,8 @@ WELL_SECONDS = 60.0
 KEPT_SECONDS = 45.0
 """In which K/V that a killed router has asked for, and told nobody of, are let go: ``--disaggregation-timeout``."""
 
-HEADLESS_SECONDS = 90.0
-"""Longer than the nodes of a Ray cluster wait for its head."""
+HEADLESS_SECONDS = 100.0
+"""More than the minute for which Ray's processes wait for their head."""
 
 NAMES = ("rank", "registry", "prefill", "decode", *ROUTERS, "actor", "raylet", "head")
 PROMPTS = tuple(f"{i}: {'The quick brown fox jumps over the lazy dog. ' * (1 + i % 3)}" for i in range(NUM_STREAMS))
@@ -155,28 +155,32 @@ def actor(place: Place, dice: random.Random) -> None:
     parent.kill()
 
 
-def raylet(cluster: LocalCluster, dice: random.Random) -> None:
-    """All of a node, as a machine that is switched off; another joins."""
-    spare = cluster.add()
-    cluster.kill(cluster.nodes.pop(dice.randrange(len(cluster.nodes) - 1)))
-    cluster.nodes.append(spare)
+async def raylet(cluster: LocalCluster, place: Place, dice: random.Random) -> None:
+    """All of a node, as a machine that is switched off; there is one more than engines need, and then another joins."""
+    place.hurt()
+    await asyncio.to_thread(cluster.kill, cluster.nodes.pop(dice.randrange(len(cluster.nodes))))
+    await asyncio.to_thread(until, place.server.is_idle, STREAM_SECONDS, "the end of the streams", 0.2)
+    cluster.nodes.append(cluster.add())  # Ray starts nodes in the main thread alone
 
 
 async def head(cluster: LocalCluster, place: Place) -> None:
-    """The node that others register at. Until there is another, the server answers, if only that it cannot."""
+    """The node that others register at. Once the engines have ended, which Ray has them do, there is another."""
     place.hurt()
     await asyncio.to_thread(cluster.kill_head)
-    end = time.monotonic() + HEADLESS_SECONDS
-    while time.monotonic() < end:
-        text = await stream(place, PROMPTS[0], f"{end - time.monotonic()}")
-        print(
-            f"without a head: {'no text' if text is None else 'a text'}; {place.server.get('/health').text}", flush=True
-        )
+    started, found = time.monotonic(), ""
+    while found is not None:
+        since = time.monotonic() - started
+        assert since < HEADLESS_SECONDS, "engines outlive their cluster"
+        found = await stream(place, PROMPTS[0], f"{since}")
+        took, told = time.monotonic() - started - since, place.server.get("/health").text
+        print(f"{since:.0f} s without a head: {'no' if found is None else 'a'} text after {took:.1f} s; {told:.200}")
         await asyncio.sleep(5)
-    await asyncio.to_thread(cluster.start_head)
-    for _ in cluster.nodes:
-        cluster.nodes.append(await asyncio.to_thread(cluster.add))
-        await asyncio.to_thread(cluster.kill, cluster.nodes.pop(0))
+    await asyncio.to_thread(until, place.server.is_idle, STREAM_SECONDS, "the end of the streams", 0.2)
+    cluster.start_head()
+    for node in list(cluster.nodes):
+        await asyncio.to_thread(cluster.kill, node)
+        cluster.nodes.remove(node)
+        cluster.nodes.append(cluster.add())
 
 
 async def run(victims: list[Victim], rounds: int, seed: int) -> int:
@@ -266,7 +270,7 @@ class Servers:
         place = self._place("ray", *flags, "--replica-slow-start", "0", forked=False)
         self.victims += [
             Victim("actor", place, (), lambda: asyncio.to_thread(actor, place, self._dice)),
-            Victim("raylet", place, (), lambda: asyncio.to_thread(raylet, cluster, self._dice)),
+            Victim("raylet", place, (), lambda: raylet(cluster, place, self._dice)),
             Victim("head", place, (), lambda: head(cluster, place)),
         ]
 
