@@ -205,8 +205,19 @@ FEW = [(4, 1, 2), (4, 2, 1), (2, 2, 4), (2, 4, 1), (6, 2, 3)]
 @pytest.mark.parametrize(
     ("num_heads", "there", "here"), [*FEW, *(pytest.param(*x, marks=pytest.mark.sweep) for x in SIZES if x not in FEW)]
 )
-@pytest.mark.parametrize("transport", [*transports("tcp"), *transports("nixl", "mooncake", marks=(pytest.mark.sweep,))])
-def test_heads_arrive_in_their_places(both: Both, transport: str, num_heads: int, there: int, here: int) -> None:
+def test_heads_arrive_in_their_places(both: Both, num_heads: int, there: int, here: int) -> None:
+    exchange(both, "tcp", num_heads, there, here)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(("num_heads", "there", "here"), [(4, 1, 2), (4, 2, 1), (6, 2, 3)])
+@pytest.mark.parametrize("transport", transports("nixl", "mooncake"))
+def test_libraries_read_heads(both: Both, transport: str, num_heads: int, there: int, here: int) -> None:
+    """Few ranks: all of them are in this process, and each has a library's engine for each rank it exchanges with."""
+    exchange(both, transport, num_heads, there, here)
+
+
+def exchange(both: Both, transport: str, num_heads: int, there: int, here: int) -> None:
     prefill, decode = both(transport, num_heads, there, here)
     theirs, ours = [4, 1, 3, 0], [2, 5, 0]
     where = addresses(prefill, decode)
