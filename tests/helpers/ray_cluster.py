@@ -118,19 +118,21 @@ class LocalCluster:
         cluster_utils = importlib.import_module("ray.cluster_utils")
         self._head = {"num_cpus": 0, "object_store_memory": OBJECT_STORE_BYTES, "include_dashboard": False}
         self._head["gcs_server_port"] = closed_port()
-        self._cluster = cluster_utils.Cluster(initialize_head=True, head_node_args=self._head)
+        self._cluster = cluster_utils.Cluster()
+        self.start_head()
         self.address: str = self._cluster.address
         self.nodes = [self.add() for _ in range(num_nodes)]
 
     def add(self) -> Any:
         """Another node. Ray gives one half a minute to start, which a busy machine may not have for it."""
+        given = {"num_cpus": 1, "object_store_memory": OBJECT_STORE_BYTES}
         for _ in range(NUM_TRIES - 1):
             try:
-                return self._cluster.add_node(num_cpus=1, object_store_memory=OBJECT_STORE_BYTES)
+                return self._cluster.add_node(**given)
             except Exception as error:  # Ray raises no other class
                 if "timed out during startup" not in str(error):
                     raise
-        return self._cluster.add_node(num_cpus=1, object_store_memory=OBJECT_STORE_BYTES)
+        return self._cluster.add_node(**given)
 
     def kill(self, node: Any) -> None:
         """Its raylet, as a machine that is switched off."""
