@@ -23,7 +23,9 @@ from fwk.interfaces.attention import AttentionLayer, KVKind
 from fwk.interfaces.feature import WorkerCache, WorkerPartContext
 from fwk.plugins import build, discover, find
 from fwk.plugins.selection import plugin_options
-from fwk_kv_transfer.remote_prefill.heads import Heads, misfit, pieces
+from fwk_kv_transfer._common.memory import _spans
+from fwk_kv_transfer._common.signed import Blocks
+from fwk_kv_transfer.remote_prefill.heads import Heads, cut, misfit, pieces
 from fwk_kv_transfer.remote_prefill.worker import KVExchange
 
 SECRET = b"0123456789abcdef"
@@ -74,10 +76,10 @@ def test_each_rank_reads_its_heads_once(num_heads: int, there: int, here: int) -
 
 def test_readers_take_ranks_in_turn() -> None:
     """Two ranks have the same head: not all readers ask the first of them."""
-    theirs, ours = Heads(4, (1,)), Heads(2, (2,))
-    assert misfit(theirs, ours) is None
-    theirs, ours = Heads(4, (1, 0)), Heads(8, (1, 0))
-    assert {source for rank in range(8) for source in pieces(theirs, ours, rank)} == {0, 1, 2, 3}
+    for num_readers in (4, 6, 8):
+        theirs, ours = Heads(4, (1,)), Heads(num_readers, (1,))
+        assert misfit(theirs, ours) is None
+        assert {source for rank in range(num_readers) for source in pieces(theirs, ours, rank)} == {0, 1, 2, 3}
 
 
 @pytest.mark.parametrize(
@@ -262,6 +264,18 @@ def test_blocks_are_kept_for_readers_that_ask_later(both: Both) -> None:
             assert all(torch.equal(a[[2, 5]], b[[4, 1]]) for a, b in zip(got, wanted, strict=True))
     finally:
         source.close()
+
+
+def test_memory_of_views_that_lie_among_each_other_is_named_once() -> None:
+    """Libraries refuse, or count twice, what overlaps: K and V of some heads are in turns, block after block."""
+    caches = [torch.zeros((5, 2, 3, 8)), torch.zeros((5, 3, 2, 4))]
+    views = cut(caches, [1, 0], [(0, 1, 2), (1, 0, 1)])
+    assert [tuple(view.shape) for view in views] == [(5, 2, 8), (5, 2, 8), (5, 1, 2, 4)]
+    spans = _spans(Blocks(views).layers)
+    first = caches[0].data_ptr() + caches[0][0, 0, 1:].storage_offset() * 4
+    end = caches[0].data_ptr() + caches[0].nbytes
+    second = caches[1].data_ptr(), (4 * 3 + 1) * 2 * 4 * 4
+    assert sorted(spans) == sorted([(first, end - first), second])
 
 
 def test_ports_differ_where_a_worker_has_several_transports(both: Both) -> None:

@@ -19,8 +19,8 @@ class ListenerOptions(Options):
     )
     disaggregation_bootstrap_port: int = option(
         0,
-        "Port at which the first worker of a prefill server waits for decode servers, the next one at the next; 0: any "
-        "free ones.",
+        "Port at which the first worker of a prefill server waits for decode servers, the next one at the next, and "
+        "after these for decode servers with other numbers of ranks; 0: any free ones.",
         stability="experimental",
         ge=0,
         le=65535,
