@@ -26,7 +26,6 @@ from fwk.plugins import discover, find
 OBJECT_STORE_BYTES = 80 * 2**20
 
 SECONDS = 30.0
-NUM_TRIES = 3
 
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -124,15 +123,7 @@ class LocalCluster:
         self.nodes = [self.add() for _ in range(num_nodes)]
 
     def add(self) -> Any:
-        """Another node. Ray gives one half a minute to start, which a busy machine may not have for it."""
-        given = {"num_cpus": 1, "object_store_memory": OBJECT_STORE_BYTES}
-        for _ in range(NUM_TRIES - 1):
-            try:
-                return self._cluster.add_node(**given)
-            except Exception as error:  # Ray raises no other class
-                if "timed out during startup" not in str(error):
-                    raise
-        return self._cluster.add_node(**given)
+        return self._cluster.add_node(num_cpus=1, object_store_memory=OBJECT_STORE_BYTES)
 
     def kill(self, node: Any) -> None:
         """Its raylet, as a machine that is switched off."""
@@ -154,8 +145,9 @@ class LocalCluster:
 def local_cluster(num_nodes: int) -> Iterator[LocalCluster]:
     """Nothing is left of it."""
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="fwk-ray-") as folder:
-        # A node that is killed is missed at once, by its connections; one that is slow to start is not.
-        own = {"RAY_TMPDIR": folder, "RAY_health_check_timeout_ms": "20000"}
+        # A node that is killed is missed at once, by its connections; one that is slow to start is waited for.
+        slow = {"RAY_health_check_timeout_ms": "20000", "RAY_raylet_start_wait_time_s": "120"}
+        own = {"RAY_TMPDIR": folder, **slow}
         for name, value in {**ENVIRONMENT, **own}.items():
             patch.setenv(name, value)
         found = LocalCluster(num_nodes)
