@@ -1,8 +1,8 @@
 """Servers with other numbers of ranks: which heads a rank reads from which ranks, and that they arrive in their places.
 
-Caught when broken on purpose: heads counted from the wrong rank, copies of a head taken for heads of their own, pieces
-of several ranks in the wrong order, the heads of all ranks read by each, an offer that ends with its first reader, a
-reader's blocks given back before the last rank has sent.
+Caught when broken on purpose: copies of a head taken for heads of their own, pieces of several ranks written to the
+same place, readers that all ask the first rank that has a head, an offer or a reception that ends with its first rank,
+memory that views share named twice.
 """
 
 from __future__ import annotations
