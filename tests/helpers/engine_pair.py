@@ -15,8 +15,7 @@ from fwk.engine.core import Engine
 from fwk.plugins import discover
 from fwk.plugins.options import build_config
 from fwk.types import Request, SamplingParams, TokenEvent
-from fwk_kv_transfer.remote_prefill import OF_DECODE, KVSource, TransferCounts
-from fwk_kv_transfer.remote_prefill.heads import Heads
+from fwk_kv_transfer.remote_prefill import OF_DECODE, Heads, KVSource, TransferCounts
 
 SECRET = "0123456789abcdef"
 SECONDS = 60.0

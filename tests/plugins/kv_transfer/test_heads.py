@@ -25,7 +25,8 @@ from fwk.plugins import build, discover, find
 from fwk.plugins.selection import plugin_options
 from fwk_kv_transfer._common.memory import _spans
 from fwk_kv_transfer._common.signed import Blocks
-from fwk_kv_transfer.remote_prefill.heads import Heads, cut, misfit, pieces
+from fwk_kv_transfer.remote_prefill import Heads
+from fwk_kv_transfer.remote_prefill.heads import cut, misfit, pieces
 from fwk_kv_transfer.remote_prefill.worker import KVExchange
 
 SECRET = b"0123456789abcdef"

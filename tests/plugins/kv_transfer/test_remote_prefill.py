@@ -36,8 +36,7 @@ from fwk.types import Request, TokenEvent
 from fwk_attention.torch_sdpa import backend
 from fwk_kv_transfer._common import signed
 from fwk_kv_transfer._common.wire import Wire
-from fwk_kv_transfer.remote_prefill import KVSource, engine
-from fwk_kv_transfer.remote_prefill.heads import Heads
+from fwk_kv_transfer.remote_prefill import Heads, KVSource, engine
 from fwk_kv_transfer.remote_prefill.worker import KVExchange
 
 PAGE = 4

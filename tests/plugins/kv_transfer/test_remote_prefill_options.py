@@ -20,8 +20,7 @@ from fwk.interfaces.prefix_cache import PrefixCacheSpec
 from fwk.plugins import discover
 from fwk.plugins.options import build_config
 from fwk.types import SamplingParams
-from fwk_kv_transfer.remote_prefill import KVSource, RemotePrefillOptions, features
-from fwk_kv_transfer.remote_prefill.heads import Heads
+from fwk_kv_transfer.remote_prefill import Heads, KVSource, RemotePrefillOptions, features
 from fwk_kv_transfer.remote_prefill.messages import difference
 from fwk_kv_transfer.remote_prefill.prefill_servers import RemotePrefill
 

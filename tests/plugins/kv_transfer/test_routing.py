@@ -26,13 +26,12 @@ from fwk.errors import FwkError, InvalidRequest
 from fwk.interfaces.dialect import GenerateInput, OutputDelta
 from fwk.interfaces.feature import Ask, RequestPart, ServerPartContext
 from fwk.types import Request, SamplingParams
-from fwk_kv_transfer.remote_prefill import KVSource, RemotePrefillOptions, prefill_servers
-from fwk_kv_transfer.remote_prefill.heads import Heads
+from fwk_kv_transfer.remote_prefill import Heads, KVSource, RemotePrefillOptions, RoutedFields, prefill_servers
 from fwk_kv_transfer.remote_prefill.posting import Answer
 from fwk_kv_transfer.remote_prefill.prefill_routes import PrefillRoutes
 from fwk_kv_transfer.remote_prefill.prefill_servers import Peer, RemotePrefill
 from fwk_kv_transfer.remote_prefill.routed_decode import named_peer
-from fwk_kv_transfer.remote_prefill.routing import Routed, RoutedFields
+from fwk_kv_transfer.remote_prefill.routing import Routed
 from fwk_server._common.body import processor_extra
 from fwk_server._common.transfers import transfer_fields, transfer_of
 

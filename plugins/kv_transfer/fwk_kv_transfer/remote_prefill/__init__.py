@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
-from pydantic import model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fwk import FeatureSpec, Limit, Options, hookimpl, option
 from fwk.config import Config
@@ -16,8 +16,6 @@ from fwk.config.secrets import read_secret
 from fwk.errors import ConfigError
 from fwk.interfaces.feature import FeatureRun, Wire
 from fwk.interfaces.prefix_cache import PrefixCacheSpec
-from fwk_kv_transfer.remote_prefill.heads import Heads
-from fwk_kv_transfer.remote_prefill.routing import RoutedFields
 
 if TYPE_CHECKING:
     from fwk_kv_transfer.remote_prefill.registry import Registry
@@ -35,6 +33,12 @@ OF_CHOICE = ("disaggregation_max_retries", "disaggregation_min_prompt_tokens")
 
 OF_REPLICAS = frozenset(("data_parallel_size", "load_balance_method", "replica_slow_start"))
 """Options of pools whose engines stay where they are."""
+
+MAX_RANKS = 1024
+MAX_ROOMS = 4096
+"""Of a request with as many prompts."""
+
+MAX_PARAMS = 64
 
 _URL = re.compile(r"https?://(\[[0-9A-Fa-f:.%]+\]|[^/:\[\]@?#\s]+)(:[0-9]{1,5})?/?")
 
@@ -180,6 +184,13 @@ def _check_url(option: str, url: str) -> None:
         raise ValueError(f"{option} {url}: must be http://HOST:PORT or https://HOST:PORT")
 
 
+class Heads(msgspec.Struct, array_like=True, frozen=True):
+    """How ranks share the K/V heads of a model: how many each has, by layer; 0: blocks of the layer are not cut."""
+
+    num_ranks: Annotated[int, msgspec.Meta(ge=1, le=MAX_RANKS)]
+    of_a_rank: tuple[int, ...]
+
+
 class KVSource(msgspec.Struct, array_like=True, frozen=True):
     """With a request: its prompt's K/V are kept under ``key`` for ``seconds``.
 
@@ -195,6 +206,22 @@ class KVSource(msgspec.Struct, array_like=True, frozen=True):
     addresses: list[list[bytes]] = []
     num_blocks: int = 0
     is_limited: bool = False
+
+
+Host = Annotated[str, Field(max_length=253)]
+Port = Annotated[int, Field(ge=0, le=65535)]
+Room = Annotated[int, Field(ge=0, lt=2**64)]
+
+
+class RoutedFields(BaseModel):
+    """Request fields by which routers pair a prefill server with a decode server; lists have an entry a prompt."""
+
+    model_config = ConfigDict(strict=True)
+
+    bootstrap_host: Host | Annotated[list[Host], Field(min_length=1, max_length=MAX_ROOMS)] | None = None
+    bootstrap_port: Port | Annotated[list[Port | None], Field(min_length=1, max_length=MAX_ROOMS)] | None = None
+    bootstrap_room: Room | Annotated[list[Room], Field(min_length=1, max_length=MAX_ROOMS)] | None = None
+    kv_transfer_params: Annotated[dict[str, Any], Field(max_length=MAX_PARAMS)] | None = None
 
 
 def _means(words: str) -> msgspec.Meta:

@@ -10,31 +10,21 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
-
-import msgspec
+from typing import TYPE_CHECKING
 
 from fwk.interfaces.attention import KVKind
+from fwk_kv_transfer.remote_prefill import Heads
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from fwk.interfaces.attention import AttentionLayer
 
-MAX_RANKS = 1024
 
-
-class Heads(msgspec.Struct, array_like=True, frozen=True):
-    """How ranks share the K/V heads of a model: how many each has, by layer; 0: blocks of the layer are not cut."""
-
-    num_ranks: Annotated[int, msgspec.Meta(ge=1, le=MAX_RANKS)]
-    of_a_rank: tuple[int, ...]
-
-    @classmethod
-    def of(cls, layers: Sequence[AttentionLayer], num_ranks: int) -> Heads:
-        """Those of a worker's layers with K/V."""
-        uncut = [layer.kind is KVKind.LATENT or layer.head_dim is None for layer in layers]
-        return cls(num_ranks, tuple(0 if whole else x.num_kv_heads for whole, x in zip(uncut, layers, strict=True)))
+def heads_of(layers: Sequence[AttentionLayer], num_ranks: int) -> Heads:
+    """How ranks share the heads of a worker's layers with K/V."""
+    uncut = [layer.kind is KVKind.LATENT or layer.head_dim is None for layer in layers]
+    return Heads(num_ranks, tuple(0 if whole else x.num_kv_heads for whole, x in zip(uncut, layers, strict=True)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,8 @@ from dataclasses import fields
 import msgspec
 
 from fwk.interfaces.dialect import GenerateInput
-from fwk_kv_transfer.remote_prefill.heads import Heads, misfit
+from fwk_kv_transfer.remote_prefill import Heads
+from fwk_kv_transfer.remote_prefill.heads import misfit
 
 SIGNATURE = "x-fwk-signature"
 ABOUT = "/disaggregation/about"

@@ -17,8 +17,7 @@ from fwk.interfaces.feature import Ask, RequestPart, ServerPartContext
 from fwk.interfaces.lifecycle import Stage
 from fwk.types import SamplingParams
 from fwk_http.replies import CLIENT_CLOSED, unless_disconnected
-from fwk_kv_transfer.remote_prefill import KVSource, RemotePrefillOptions
-from fwk_kv_transfer.remote_prefill.heads import Heads
+from fwk_kv_transfer.remote_prefill import Heads, KVSource, RemotePrefillOptions
 from fwk_kv_transfer.remote_prefill.messages import (
     ABOUT,
     MAX_TOKENS,

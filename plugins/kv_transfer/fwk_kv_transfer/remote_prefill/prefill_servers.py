@@ -16,8 +16,7 @@ import msgspec
 from fwk.errors import ConfigError
 from fwk.interfaces.dialect import EmbedInput, GenerateInput
 from fwk.interfaces.feature import RequestPart, ServerPartContext
-from fwk_kv_transfer.remote_prefill import KVSource, RemotePrefillOptions
-from fwk_kv_transfer.remote_prefill.heads import Heads
+from fwk_kv_transfer.remote_prefill import Heads, KVSource, RemotePrefillOptions
 from fwk_kv_transfer.remote_prefill.messages import (
     ABOUT,
     FEATURE_OF_ADAPTERS,

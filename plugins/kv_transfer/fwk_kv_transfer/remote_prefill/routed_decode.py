@@ -9,8 +9,7 @@ from urllib.parse import urlsplit
 
 from fwk.interfaces.dialect import GenerateInput
 from fwk.interfaces.feature import RequestPart
-from fwk_kv_transfer.remote_prefill import KVSource
-from fwk_kv_transfer.remote_prefill.heads import Heads
+from fwk_kv_transfer.remote_prefill import Heads, KVSource
 from fwk_kv_transfer.remote_prefill.messages import FEATURE_OF_ADAPTERS, Computed, difference
 from fwk_kv_transfer.remote_prefill.posting import OrderRefused, PeerError, words_of
 from fwk_kv_transfer.remote_prefill.routing import JOIN, Join, Routed, handle_of, prompt_hash, room_key, without_fields

@@ -13,8 +13,7 @@ import msgspec
 from fwk.errors import InvalidRequest, NotServed
 from fwk.interfaces.dialect import GenerateInput, OutputDelta
 from fwk.interfaces.feature import RequestPart
-from fwk_kv_transfer.remote_prefill import FEATURE, KVSource
-from fwk_kv_transfer.remote_prefill.heads import Heads
+from fwk_kv_transfer.remote_prefill import FEATURE, Heads, KVSource
 from fwk_kv_transfer.remote_prefill.messages import FEATURE_OF_ADAPTERS, Computed
 from fwk_kv_transfer.remote_prefill.routing import (
     HANDLES,

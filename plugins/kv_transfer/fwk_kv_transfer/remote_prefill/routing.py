@@ -12,40 +12,20 @@ import base64
 import hashlib
 from array import array
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field
 
 from fwk.errors import InvalidRequest
 from fwk.interfaces.dialect import EmbedInput, GenerateInput
-from fwk_kv_transfer.remote_prefill.heads import Heads
+from fwk_kv_transfer.remote_prefill import MAX_ROOMS, Heads, RoutedFields
 from fwk_kv_transfer.remote_prefill.messages import Computed, is_signed, sign
 
 JOIN = "/disaggregation/join"
 HANDLES = "remote_handles"
-MAX_ROOMS = 4096
-"""Of a request with as many prompts."""
-
 MAX_HANDLE_LEN = 2**20
-MAX_PARAMS = 64
 
 _WHERE = "kv_transfer_params"
-
-Host = Annotated[str, Field(max_length=253)]
-Port = Annotated[int, Field(ge=0, le=65535)]
-Room = Annotated[int, Field(ge=0, lt=2**64)]
-
-
-class RoutedFields(BaseModel):
-    """Request fields by which routers pair a prefill server with a decode server; lists have an entry a prompt."""
-
-    model_config = ConfigDict(strict=True)
-
-    bootstrap_host: Host | Annotated[list[Host], Field(min_length=1, max_length=MAX_ROOMS)] | None = None
-    bootstrap_port: Port | Annotated[list[Port | None], Field(min_length=1, max_length=MAX_ROOMS)] | None = None
-    bootstrap_room: Room | Annotated[list[Room], Field(min_length=1, max_length=MAX_ROOMS)] | None = None
-    kv_transfer_params: Annotated[dict[str, Any], Field(max_length=MAX_PARAMS)] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ import msgspec
 from fwk.errors import ConfigError, FwkError, PluginFault
 from fwk.interfaces.feature import WorkerCache, WorkerPart, WorkerPartContext
 from fwk.interfaces.kv_transfer import KVTransfer, KVTransferContext, Transfer
-from fwk_kv_transfer.remote_prefill import RemotePrefillOptions
-from fwk_kv_transfer.remote_prefill.heads import Heads, cut, misfit, pieces
+from fwk_kv_transfer.remote_prefill import Heads, RemotePrefillOptions
+from fwk_kv_transfer.remote_prefill.heads import cut, heads_of, misfit, pieces
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class KVExchange(WorkerPart):
         if not cache.layers:
             raise ConfigError(f"--disaggregation-mode {options.disaggregation_mode}: the model keeps no K/V")
         self._in_common, self._cache = dict(cache.in_common()), cache
-        self._heads = Heads.of(cache.layers, self.context.size)
+        self._heads = heads_of(cache.layers, self.context.size)
         for transport in self._with(self._heads).values():
             if options.disaggregation_mode == "prefill":
                 transport.address()
