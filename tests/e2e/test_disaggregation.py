@@ -17,6 +17,7 @@ import msgspec
 import pytest
 
 from fwk.errors import ConfigError
+from fwk_kv_transfer.remote_prefill.heads import Heads
 from fwk_kv_transfer.remote_prefill.messages import PREFILL, SIGNATURE, Order, sign
 from tests.helpers.adapters import make_adapter, make_base
 from tests.helpers.client import Streamed, connect
@@ -30,6 +31,7 @@ pytestmark = [pytest.mark.sweep, pytest.mark.timeout(600)]
 SECRET = b"0123456789abcdef"
 FLAGS = ("--max-running-requests", "16")
 TEXT = "The quick brown fox jumps over the lazy dog. " * 6
+HEADS = Heads(1, (2, 2))
 
 
 class Site:
@@ -454,7 +456,7 @@ def test_prompts_of_adapters_are_computed_where_they_are(site: Site, tmp_path: P
 
 def test_orders_of_strangers_are_refused(site: Site) -> None:
     prefill = site.prefill()
-    body = msgspec.msgpack.encode(Order("key", [1] * 40, "", 0, 5.0))
+    body = msgspec.msgpack.encode(Order("key", [1] * 40, "", 0, 5.0, HEADS))
     good = sign(SECRET, PREFILL, body, is_answer=False)
     wrong = [
         "",
@@ -469,8 +471,8 @@ def test_orders_of_strangers_are_refused(site: Site) -> None:
     assert (
         httpx.post(prefill.url + PREFILL, content=body[:-1], headers={SIGNATURE: good}, timeout=60).status_code == 401
     )
-    for order in (Order("key", [10_000], "", 0, 5.0), Order("", [1], "", 0, 5.0), Order("key", [], "", 0, 5.0)):
-        body = msgspec.msgpack.encode(order)
+    for key, token_ids in (("key", [10_000]), ("", [1]), ("key", [])):
+        body = msgspec.msgpack.encode(Order(key, token_ids, "", 0, 5.0, HEADS))
         signature = sign(SECRET, PREFILL, body, is_answer=False)
         reply = httpx.post(prefill.url + PREFILL, content=body, headers={SIGNATURE: signature}, timeout=60)
         assert reply.status_code == 400, reply.text

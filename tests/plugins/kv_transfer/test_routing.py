@@ -3,7 +3,8 @@
 Bodies are as sglang-router 0.3.2 and vllm-router 0.1.17 send them; the routers themselves are in
 ``tests/clients/test_routers.py``. Caught when broken on purpose: a room without the hash of its prompt, a handle whose
 signature is not checked, a prompt that is withdrawn while it is computed and kept all the same, K/V of routers kept
-without a limit, a decode server that waits for a prompt which has failed.
+without a limit, a decode server that waits for a prompt which has failed, a reply for one rank that two take, a room
+that was computed first and is answered with no addresses.
 """
 
 from __future__ import annotations
