@@ -15,6 +15,7 @@ from fwk.types.sampling import MAX_TOKEN_IDS
 from fwk_server._common.beams import FEATURE, with_beams
 from fwk_server._common.body import processor_extra, validate
 from fwk_server._common.caller import Caller
+from fwk_server._common.chat.budget import FIELD as CHAT_BUDGET
 from fwk_server._common.chat.constraints import read_constraint
 from fwk_server._common.chat.models import MAX_PROMPTS, CompletionRequest
 from fwk_server._common.chat.other_names import fields_of, in_our_names, refuse_unsupported
@@ -81,7 +82,8 @@ def prepare(
         body = body.model_copy(update={"return_token_ids": True})  # there is nothing else to reply with
     adapter = adapter_of(body.model, frontend, body.lora_path)
     frontend.card.check_task("generate")
-    refuse_unsupported(raw, reads=(*_READ, *fields_of(frontend.processor_params)))
+    of_plugins = fields_of(frontend.processor_params) - {CHAT_BUDGET}  # which needs a chat
+    refuse_unsupported(raw, reads=(*_READ, *of_plugins))
     constraint = read_constraint(raw, frontend.grammar_kinds)
     check_generate(body)
     check_hidden(body.return_hidden_states, token_healing=body.token_healing, suffix=body.suffix)
