@@ -10,10 +10,8 @@ import contextlib
 import gc
 import logging
 import os
-import socket
 import sys
 import threading
-import time
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -28,6 +26,7 @@ from fwk.plugins.audit import Audit
 from fwk.plugins.factory import code_owners
 from fwk.types import EngineFailed, EngineReady
 from fwk_process.crash import crash_file, record_crashes
+from fwk_process.forks import fork_on_demand
 from fwk_process.gc import gc_paused
 from fwk_process.log import set_up_log
 from fwk_process.malloc import Heap
@@ -59,7 +58,8 @@ def main() -> int:
     with gc_paused():
         from fwk.engine.loop import EngineLoop, bind, meet  # noqa: PLC0415 - torch comes with it, before there is a spec
     if len(sys.argv) > 1:
-        fork_on_demand(int(sys.argv[1]))
+        fork_on_demand(int(sys.argv[1]), "fwk-forks", "fwk.engine.process")
+        name_process("fwk-engine")
     prefer_as_victim()
     spec = ParentPipe().spec()
     context = zmq.Context[zmq.Socket[bytes]]()
@@ -104,39 +104,6 @@ def main() -> int:
         wire.close()
         context.term()
     return 0
-
-
-def fork_on_demand(descriptor: int) -> None:
-    """Wait with all that is imported until the other end of a socket is closed. Returns in each fork alone.
-
-    With a byte comes the descriptor of a fork's standard input, on which it says its number. It is a child of this
-    process's parent, for the process between them ends. Threads are not forked, and what they hold stays locked: where
-    there are any, a fork begins with its imports.
-    """
-    name_process("fwk-forks")
-    Heap().trim()
-    has_threads = len(os.listdir("/proc/self/task")) > 1
-    with socket.socket(fileno=descriptor) as control:
-        while True:
-            message, inputs, _, _ = socket.recv_fds(control, 1, 1)
-            if not message:
-                os._exit(0)
-            if (between := os.fork()) == 0:
-                break
-            os.waitpid(between, 0)
-            os.close(inputs[0])
-    between = os.getpid()
-    if os.fork():
-        os._exit(0)
-    while os.getppid() == between:
-        time.sleep(0.0005)
-    os.dup2(inputs[0], 0)
-    os.close(inputs[0])
-    os.write(0, os.getpid().to_bytes(4, sys.byteorder))
-    if has_threads:
-        os.execv(sys.executable, [sys.executable, "-P", "-m", "fwk.engine.process"])
-    name_process("fwk-engine")
-    continue_with_parent_gone()
 
 
 def _load(spec: LaunchSpec) -> tuple[Any, PluginSet, EngineReady]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from fwk.server.engine_process import EngineProcess, run_engine
+from fwk_process.forks import Forks
 from fwk_process.parent import Adoption
 
 ENGINE = "fwk.engine.process"
@@ -26,9 +25,9 @@ class EngineForks:
         self._adoption = adoption or Adoption()
         self._others: dict[int, EngineForks] = {}
         self._stays = True
-        self._running: tuple[subprocess.Popen[bytes], socket.socket] | None = None  # what forks, and how it is told to
+        self._forks = Forks(lambda passed: run_engine(ENGINE, num_engines, subprocess.DEVNULL, passed))
         if count and sys.platform == "linux":
-            self._start()
+            self._forks.start()
         self.begun = [self._new() for _ in range(count)]
         """Those that have not been taken yet."""
 
@@ -42,10 +41,9 @@ class EngineForks:
         return self._others[num_engines]
 
     def settle(self, *, stays: bool) -> None:
-        """stays: whether the process waits for further engines; if not, each later one begins with imports."""
+        """As ``Forks.settle``."""
         self._stays = stays
-        if not stays:
-            self._let_go()
+        self._forks.settle(stays=stays)
 
     def take(self) -> EngineProcess:
         """An engine that was begun, or another."""
@@ -53,44 +51,14 @@ class EngineForks:
 
     def _new(self) -> EngineProcess:
         if sys.platform == "linux":
-            return EngineProcess(self._fork, self._adoption)
+            return EngineProcess(self._forks.fork, self._adoption)
         return EngineProcess(lambda theirs: run_engine(ENGINE, self._num_engines, theirs))
 
-    def _fork(self, theirs: socket.socket) -> subprocess.Popen[bytes]:
-        """Have an engine forked that has this standard input. Returns the process that forks it."""
-        process, control = self._running or self._start()
-        try:
-            socket.send_fds(control, [b"\0"], [theirs.fileno()])
-        except OSError:  # it has died
-            self._let_go()
-            process, control = self._start()
-            socket.send_fds(control, [b"\0"], [theirs.fileno()])
-        if not self._stays:
-            self._let_go()
-        return process
-
-    def _start(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
-        control, other = socket.socketpair()
-        with other:
-            self._running = run_engine(ENGINE, self._num_engines, subprocess.DEVNULL, other.fileno()), control
-        return self._running
-
-    def _let_go(self) -> None:
-        """It ends once it has forked what it was asked for."""
-        if self._running is not None:
-            process, control = self._running
-            control.close()
-            threading.Thread(target=process.wait, daemon=True).start()
-            self._running = None
-
     def close(self) -> None:
-        """End it, and what was begun and not taken."""
+        """End what engines are forked from, and what was begun and not taken."""
         for other in self._others.values():
             other.close()
-        if self._running is not None:
-            self._running[0].kill()
-            self._running[0].wait()
-            self._let_go()
+        self._forks.close()
         while self.begun:
             self.begun.pop().discard()
 
