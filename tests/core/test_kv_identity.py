@@ -9,7 +9,8 @@ from pathlib import Path
 from fwk.interfaces.loader import LoaderContext
 from fwk.interfaces.served_weights import ServedWeights
 from fwk.plugins import build_config, discover
-from fwk.worker.kv.identity import SAMPLE_EVERY, _options, fingerprint, known_files
+from fwk.worker.kv.identity import _options
+from fwk_files.fingerprint import SAMPLE_EVERY, fingerprint, known_files
 from fwk_loaders.safetensors.loader import SafetensorsLoader
 
 

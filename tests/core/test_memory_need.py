@@ -14,10 +14,10 @@ import fwk
 from fwk import QuantizerSpec
 from fwk.errors import ConfigError
 from fwk.interfaces.device import MemoryInfo
+from fwk.setup import memory_need
+from fwk.setup.memory_need import estimate
 from fwk.worker.kv.kv_cache import MemoryLimit, bytes_limit, count_blocks, fraction_limit
 from fwk.worker.kv.memory_profile import MemoryUse
-from fwk.worker.loading import memory_need
-from fwk.worker.loading.memory_need import estimate
 
 PLAIN = QuantizerSpec(name="none", load="x:Y", exact=("plain",), api=2)
 INT8 = QuantizerSpec(name="int8", load="x:Y", bits=8.0, api=2)

@@ -20,7 +20,7 @@ import fwk
 from fwk import SamplingParams
 from fwk.errors import ConfigError, InvalidRequest, ModelLoadError
 from fwk.interfaces.multimodal import MediaItem
-from fwk.worker.loading import memory_need
+from fwk.setup import memory_need
 from fwk_models.idefics3.model import Idefics3, ImageEncoder
 
 transformers = lazy("transformers")

@@ -28,10 +28,10 @@ from fwk.interfaces.state import RecurrentState
 from fwk.plugins import FAMILIES, Registered, choose, find, load_object
 from fwk.plugins.answers import checked
 from fwk.plugins.families import COMPUTING
+from fwk.setup import memory_need
 from fwk.setup.checkpoint import OpenedModel, open_head, open_model
 from fwk.setup.resolve import ModelSetup, check_layers, check_quantizers, variance
 from fwk.types import ModelConfig
-from fwk.worker.loading import memory_need
 from fwk.worker.loading.attention import build_attention
 from fwk.worker.loading.model_identity import model_identity
 from fwk.worker.loading.quantization import AUTO, UNQUANTISED, ChosenQuantization

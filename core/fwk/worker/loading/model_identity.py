@@ -15,7 +15,7 @@ from fwk.interfaces.parallel import ParallelGroup
 from fwk.plugins import PluginSet
 from fwk.setup.checkpoint import OpenedModel
 from fwk.setup.resolve import ModelSetup
-from fwk.worker.kv.identity import known_files
+from fwk_files.fingerprint import known_files
 from fwk_native import cpu_flags, isa
 
 _OPTIONS = ("quantization", "quantization_exclude", "quantization_layers", "enable_fp32_lm_head")

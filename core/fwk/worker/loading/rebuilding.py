@@ -17,8 +17,8 @@ from fwk.interfaces.feature import ModelRebuild
 from fwk.interfaces.model import Encoder, Model, ModelContext
 from fwk.setup.checkpoint import OpenedModel, open_model
 from fwk.setup.resolve import ModelSetup
-from fwk.worker.kv.identity import fingerprint
 from fwk.worker.loading.model_builder import ModelBuilder
+from fwk_files.fingerprint import fingerprint
 from fwk_process.malloc import large_blocks_returned
 from fwk_process.threads import half_of_torchs_threads
 
