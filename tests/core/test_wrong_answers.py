@@ -135,6 +135,11 @@ DRAFTS: dict[str, Callable[[Drafts], Any]] = {
     "a parent after its child": lambda drafts: Drafts([[1, 2] for _ in drafts.token_ids], [[1, 0]] * 3),
     "parents of fewer": lambda drafts: Drafts([[1, 2] for _ in drafts.token_ids], [[-1]] * 3),
     "probabilities of others": lambda drafts: Drafts([[1] for _ in drafts.token_ids], None, torch.ones(1, 7)),
+    "probabilities of a tree": lambda drafts: Drafts(
+        [[1] for _ in drafts.token_ids],
+        [[-1] for _ in drafts.token_ids],
+        torch.ones(len(drafts.token_ids), TINY["vocab_size"]),
+    ),
     "a tensor without counts": lambda drafts: Drafts(torch.ones(len(drafts.token_ids), 2, dtype=torch.int64)),
     "counts past the tensor": lambda drafts: Drafts(
         torch.ones(len(drafts.token_ids), 2, dtype=torch.int64), counts=np.full(len(drafts.token_ids), 3)

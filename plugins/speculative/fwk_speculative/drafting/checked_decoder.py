@@ -25,6 +25,8 @@ class CheckedDecoder:
         """name: for messages, with its package. failed: told once why it drafts no more; it may raise."""
         self._decoder, self._vocab_size, self._name, self._failed = decoder, vocab_size, name, failed
         self._is_on = True
+        self.draws_too_late = False
+        """Whether probabilities of its drafts would be read before they are there: it drafts ahead or late."""
         if type(decoder).follow is SpeculativeDecoder.follow:  # which does nothing, so that steps can be captured
             self.follow = decoder.follow
 
@@ -94,6 +96,10 @@ class CheckedDecoder:
         rows, drawn = sum(map(len, tokens)), drafts.probabilities
         if drawn is not None and drawn.shape != (rows, self._vocab_size):
             return f"answered probabilities {list(drawn.shape)}, not {[rows, self._vocab_size]},"
+        if drawn is not None and parents is not None:
+            return "answered probabilities of drafts in a tree, where only those of chains may be drawn,"
+        if drawn is not None and self.draws_too_late:
+            return "answered probabilities of drafts that are made ahead or late"
         return None
 
     def _wrong_tensors(self, drafts: Drafts, tokens: Tensor, num_seqs: int) -> str | None:

@@ -238,7 +238,7 @@ class DecoderDrafting(ChainDrafting):
             steps = Steps(self.plan, self._inputs, self.sampling, slots, num_tokens, fewer, 2 * self.max_drafts)
             view = DraftView(slots, num_tokens, most, self.table.token_ids, steps)
             view.newest, view.namespaces = newest.index_select(0, at), self.table.namespaces
-            drafts = self._proposed(view)
+            drafts = self._decoder.propose(view)
             counts = [0] * len(slots)
             if isinstance(drafts.token_ids, Tensor):
                 assert self._store is not None
@@ -352,7 +352,7 @@ class DecoderDrafting(ChainDrafting):
         if coming:
             levels = [1 + coming[slot].num_levels if slot in coming else 0 for slot in slots.tolist()]
             view.ahead = np.array(levels, np.int64)
-        drafts = self._proposed(view)
+        drafts = self._decoder.propose(view)
         if coming:
             leave_after(drafts, [coming.get(slot) for slot in slots.tolist()])
         if self.moves_early:
@@ -388,14 +388,6 @@ class DecoderDrafting(ChainDrafting):
             self._made[slot], self._coming[slot] = CERTAIN, parents[i]
             results[slot].draft_token_ids = tokens[i][:count]
         return slots[rest], Drafts([tokens[i] for i in rest], [parents[i] for i in rest]), most[rest]
-
-    def _proposed(self, view: DraftView) -> Drafts:
-        drafts = self._decoder.propose(view)
-        if self.runs_ahead and drafts.probabilities is not None:
-            raise ValueError(
-                "a speculative decoder that drafts ahead or late must not give probabilities of its drafts"
-            )
-        return drafts
 
     def _left(self, sampled: list[ScheduledSequence], results: dict[int, SequenceResult]) -> np.ndarray:
         """Slots of the sequences to draft for.
@@ -444,8 +436,6 @@ class DecoderDrafting(ChainDrafting):
             end = start + len(tokens)
             parents = None if all_parents is None else all_parents[i]
             drawn = None if drafts.probabilities is None else drafts.probabilities[start:end]
-            if parents is not None and drawn is not None:
-                raise ValueError("a speculative decoder drew the drafts of a tree: only those of chains may be drawn")
             self._made[slot] = Proposal(parents, drawn)
             results[slot].draft_token_ids = tokens[: int(most[i])]
             start = end

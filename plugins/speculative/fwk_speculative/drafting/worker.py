@@ -61,7 +61,8 @@ class Maker(DraftingMaker):
             # in flight: its passes after three steps' launches, for other sequences after two collected ones.
             num_passes = 5 * (decoder.max_passes + 1) if decoder.drafts_late else decoder.max_passes
             parts.make_room(num_passes)
-        return DecoderDrafting(decoder, parts, of_parts, ahead, store, runs_ahead=self._runs_ahead(decoder))
+        runs_ahead = cast("CheckedDecoder", decoder).draws_too_late = self._runs_ahead(decoder)
+        return DecoderDrafting(decoder, parts, of_parts, ahead, store, runs_ahead=runs_ahead)
 
     def _built(self) -> SpeculativeDecoder:
         context, target = self._context, self._target
