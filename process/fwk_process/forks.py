@@ -162,7 +162,6 @@ def fork_on_demand(descriptor: int, name: str, module: str) -> None:
     process's parent, for the process between them ends. Threads are not forked, and what they hold stays locked: where
     there are any, a fork begins with its imports, as ``python -m module``. name: of this process in ``ps``.
     """
-    continue_with_parent_gone()
     name_process(name)
     Heap().trim()
     has_threads = len(os.listdir("/proc/self/task")) > 1
@@ -185,3 +184,4 @@ def fork_on_demand(descriptor: int, name: str, module: str) -> None:
     os.write(0, os.getpid().to_bytes(4, sys.byteorder))
     if has_threads:
         os.execv(sys.executable, [sys.executable, "-P", "-m", module])
+    continue_with_parent_gone()
