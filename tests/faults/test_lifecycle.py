@@ -201,7 +201,7 @@ def test_a_server_whose_engines_keep_dying_ends(spawn: Start, at_once: bool) -> 
 
     until(kill_what_comes, 40, "the end", pause=0 if at_once else 0.01)
     assert server.wait(5) == 70
-    assert len(seen) == 5
+    assert len(seen) >= 5 if at_once else len(seen) == 5  # what engines are forked from is killed at once, too
     for delay in ("0.5", "1", "2", "4"):
         assert server.log.count(f"started again in {delay} seconds") == 1, server.log
     assert "died 5 times" in server.log
