@@ -46,20 +46,24 @@ class MemoryPrefaulter:
         """populate: takes the pages of a span, given its address and its bytes."""
         self._populate = populate
         self.are_wanted = threading.Event()
+        self._lock = threading.Lock()  # between one thread that takes and another that gives back
         self._thread: threading.Thread | None = None
 
     def take(self, num_bytes: int) -> None:
         """Begin to take so many, ``MAX_PREFAULT_BYTES`` at the most."""
         size = min(num_bytes, MAX_PREFAULT_BYTES) // HUGE * HUGE
         if size and hasattr(mmap, "MADV_HUGEPAGE"):
-            self._thread = threading.Thread(target=self._hold, args=(size,), daemon=True)
-            self._thread.start()
+            with self._lock:
+                self._thread = threading.Thread(target=self._hold, args=(size,), daemon=True)
+                self._thread.start()
 
     def give_back(self) -> None:
         """Take no more. Waits until the system has back what was taken."""
         self.are_wanted.set()
-        if self._thread is not None:
-            self._thread.join()
+        with self._lock:
+            thread = self._thread
+        if thread is not None:
+            thread.join()
 
     def _hold(self, size: int) -> None:
         with (

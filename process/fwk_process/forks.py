@@ -43,23 +43,26 @@ class ChildProcess:
     def _follow(self, started: subprocess.Popen[bytes]) -> None:
         """From its start to its end."""
         if self._adoption is None:
-            self._pid.set_result(started.pid)
-            code = started.wait()
+            pid = started.pid
         else:
             told = b""
             with contextlib.suppress(OSError):  # what was to fork it has ended with our line unread
                 told = self.socket.recv(4)
             pid = int.from_bytes(told, sys.byteorder)
             self._adoption.end()
-            self._pid.set_result(pid)
+        self._pid.set_result(pid)
+        try:
             self.forked()
-            if pid:
+        finally:  # whatever becomes of that, its end is told
+            if self._adoption is not None and pid:
                 code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-            else:
+            elif self._adoption is not None:
                 started.kill()
                 code = started.wait() or 1
-        self._ended.set_result(code)
-        self.socket.close()
+            else:
+                code = started.wait()
+            self._ended.set_result(code)
+            self.socket.close()
 
     def forked(self) -> None:
         """It is there, or never will be; called in a thread of its own."""

@@ -124,6 +124,28 @@ def test_memory_is_taken_for_what_a_model_holds_until_its_engine_is_there(tmp_pa
     assert (engine.pid, memory.taken) == (0, [2004, 0]), "what was to fork it has ended"
 
 
+def test_memory_is_given_back_by_another_thread_while_it_begins_to_be_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine may be there at any moment."""
+    taken = Taken(1)
+    memory = MemoryPrefaulter(taken)
+    gave = threading.Event()
+    start = threading.Thread.start
+
+    def slow_start(thread: threading.Thread) -> None:
+        if thread is not giving and not giving.ident:
+            start(giving)
+            gave.wait(0.2)  # it must not be through before the thread below runs
+            assert not gave.is_set()
+        start(thread)
+
+    giving = threading.Thread(target=lambda: (memory.give_back(), gave.set()))
+    monkeypatch.setattr(threading.Thread, "start", slow_start)
+    memory.take(HUGE)
+    taken.go_on.set()
+    giving.join(SECONDS)
+    assert gave.is_set()
+
+
 class Memory:
     """Notes what is taken, and 0 when it is given back."""
 
