@@ -126,9 +126,10 @@ def test_every_route_bounds_what_is_in_its_fields(tiny: Server) -> None:
 @pytest.mark.sweep
 @pytest.mark.parametrize("times", [1, 12])
 async def test_bodies_of_many_members(tiny: Server, times: int) -> None:
+    p99 = P99 if times == 1 else 2 * P99  # of twelve at once, each is taken apart in one go
     bias = {"prompt": "x", "max_tokens": 1, "logit_bias": {str(i): 1 for i in range(700_000)}}
     unknown = {"prompt": "x", "max_tokens": 1} | {f"k{i}": 1 for i in range(600_000)}
     nested = {"messages": [{"role": "user", "content": [{"a": 1}] * 500_000}]}
-    await attack(tiny, [("/v1/completions", bias)] * times, {400})
-    await attack(tiny, [("/v1/completions", unknown)] * times, {400})
-    await attack(tiny, [("/v1/chat/completions", nested)] * times, {400})
+    await attack(tiny, [("/v1/completions", bias)] * times, {400}, p99)
+    await attack(tiny, [("/v1/completions", unknown)] * times, {400}, p99)
+    await attack(tiny, [("/v1/chat/completions", nested)] * times, {400}, p99)
