@@ -185,7 +185,7 @@ class Drafting:
     reads_hidden: ClassVar[bool] | bool = False
 
     def begin(self, slot: int) -> None:
-        """A sequence has taken a slot, and nobody refused it."""
+        """A sequence has taken a slot, and was not refused."""
 
     def forget(self, slots: Sequence[int]) -> None:
         """These slots' sequences are gone."""

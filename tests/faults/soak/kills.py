@@ -38,7 +38,7 @@ NUM_TOKENS = 300
 STREAM_SECONDS = 120.0
 WELL_SECONDS = 60.0
 KEPT_SECONDS = 45.0
-"""In which K/V that a killed router has asked for, and told nobody of, are let go: ``--disaggregation-timeout``."""
+"""In which K/V that a killed router has asked for, and told no server of, are let go: ``--disaggregation-timeout``."""
 
 HEADLESS_SECONDS = 100.0
 """More than the minute for which Ray's processes wait for their head."""

@@ -331,7 +331,7 @@ def test_the_server_that_a_router_means_is_found() -> None:
 
 
 def test_half_of_the_kv_cache_is_kept_for_routers(tiny_folder: Path, tmp_path: Path) -> None:
-    """Whoever sends a prompt to a prefill server has its K/V kept: others must find room, too."""
+    """Any client that sends a prompt to a prefill server has its K/V kept: others must find room, too."""
     options: dict[str, Any] = {"load_format": "dummy", "dtype": "float32", "page_size": 4, "max_total_tokens": 256}
     with half(str(tiny_folder), "prefill", tmp_path, **options, check_blocks=True, device="cpu") as llm:
         engine = llm.engine

@@ -194,7 +194,7 @@ class Heads(msgspec.Struct, array_like=True, frozen=True):
 class KVSource(msgspec.Struct, array_like=True, frozen=True):
     """With a request: its prompt's K/V are kept under ``key`` for ``seconds``.
 
-    heads: how the other server's ranks share K/V heads; None: nobody knows yet who reads. With ``addresses``, by rank
+    heads: how the other server's ranks share K/V heads; None: the reader is not known yet. With ``addresses``, by rank
     there and then by rank here: it has computed the first ``num_blocks`` blocks. Without any: this server is to keep
     all full blocks that it computes, until they were read. is_limited: only while it keeps little of the KV cache for
     others.

@@ -103,11 +103,11 @@ class PrefillRoutes(SharedWork):
         if found is None:
             known = self._ranks
             found, *_ = await self.context.ask("about", msgspec.to_builtins(readers))
-            known[readers] = found  # of an engine that has ended meanwhile, nobody asks any more
+            known[readers] = found  # an engine that has ended meanwhile is not asked any more
         return found
 
     async def _about_computed(self, order: Order) -> list[dict[str, Any]]:
-        """The same of the engine that keeps the blocks of an order. Raises ``InvalidRequest``: nobody can read them."""
+        """The same of the engine that keeps the blocks of an order. Raises ``InvalidRequest``: they cannot be read."""
         ranks = None if self._is_one else await self._keeper(order.key, order.heads)
         ranks = ranks or await self._about(order.heads)
         why = _error(ranks)

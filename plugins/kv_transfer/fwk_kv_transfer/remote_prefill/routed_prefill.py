@@ -111,7 +111,7 @@ class RoutedPrompts:
             prompt.computed.set_result(computed)
             return computed
         self.fail(key)
-        if computed is not None:  # nobody waits for it any more
+        if computed is not None:  # it is not waited for any more
             await self._drop(key)
         return None
 
