@@ -24,7 +24,8 @@ def figures(summary: Summary) -> dict[str, float]:
     found = {"output tokens/s": summary.output_rate, "requests/s": summary.request_rate}
     if summary.goodput is not None:
         found["goodput/s"] = summary.goodput
-    for name, values in (("TTFT", summary.ttft), ("TPOT", summary.tpot), ("latency", summary.latency)):
+    kinds = {"TTFT": summary.ttft, "TPOT": summary.tpot, "ITL": summary.itl, "latency": summary.latency}
+    for name, values in kinds.items():
         for percentile in ("p50", "p99"):
             if percentile in values:
                 found[f"{name} {percentile} ms"] = values[percentile]
