@@ -97,6 +97,25 @@ def test_while_a_batch_fills_a_plain_step_is_one_of_all_of_it() -> None:
     assert pace.room(4, 512, 5) == pace.room(4, 512)
 
 
+def test_a_slow_beginning_does_not_let_whole_prompts_in() -> None:
+    """The first steps touch memory for the first time: ten times as long, and hardly longer for a longer prompt."""
+    pace = Pace(2.5)
+    pace.took(0, 32, 0.16)
+    pace.took(4, 0, PLAIN)
+    for _ in range(3):
+        pace.took(4, pace.room(4, 512), 0.15)
+    serve(pace, 1.0)
+    assert 2.3 * PLAIN <= seconds(pace.room(4, 512)) <= 2.6 * PLAIN
+    longest = 0
+    for count in (32, 240, 210, 230, 190):  # as where a prompt comes before anything was measured
+        pace = Pace(2.5)
+        pace.took(0, count, 0.16)
+        pace.took(4, 0, PLAIN)
+        pace.took(4, 240, 0.15)
+        longest = max(longest, pace.room(4, 512))
+    assert seconds(longest) <= 2.6 * PLAIN
+
+
 def test_points_of_one_length_tell_nothing_of_another() -> None:
     line = Line()
     line.add(200, 0.1)

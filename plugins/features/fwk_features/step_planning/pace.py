@@ -16,6 +16,15 @@ NEWS = 0.1
 OUTLIER = 2.0
 """A measurement counts as at most so many times what was expected."""
 
+FALL = 0.5
+"""As ``NEWS``, of one below what was expected by as much: steps are held up, and never hurried."""
+
+FEW = 32
+"""Tokens of prompts up to which a step tells what the first of them cost."""
+
+FIRST = 4
+"""So many of those say too much, in a process that is new to its work."""
+
 
 class Pace:
     """Learns from each step what a plain one takes, and what prompts add to it: some seconds, and some for each token.
@@ -60,24 +69,46 @@ class Pace:
 
 
 class Line:
-    """The line through points (x, y), the newest of which count most: ``start`` and ``slope``, neither below 0."""
+    """The line through two points (x, y): the mean of few tokens, and that of many; ``start`` and ``slope``.
+
+    Of each the newest count most. Two kinds are kept apart as neither tells of the other: a line through all of them
+    would follow the first steps of a process, ten times as slow and about as long for any prompt, for hundreds more.
+    """
 
     def __init__(self) -> None:
         self.start: float = 0.0
         self.slope: float = 0.0
-        self._means: tuple[float, ...] = ()  # of x, y, x * x and x * y
+        self._few = Mean()
+        self._many = Mean()
 
     def add(self, x: float, y: float) -> None:
-        if not self.slope:
-            self._means = x, y, x * x, x * y
-            self.slope = y / x
+        few, many = self._few, self._many
+        (few if x <= FEW else many).add(x, y)
+        if many.count and few.count < FIRST:
+            few = many
+        elif not many.count:
+            many = few
+        self.slope, self.start = many.y / many.x, 0.0
+        if few is not many:
+            self.slope = min(max((many.y - few.y) / (many.x - few.x), self.slope / 8), few.y / few.x)
+            self.start = few.y - self.slope * few.x
+
+
+class Mean:
+    """Of points, the newest of which count most."""
+
+    def __init__(self) -> None:
+        self.count: int = 0
+        self.x: float = 0.0
+        self.y: float = 0.0
+
+    def add(self, x: float, y: float) -> None:
+        """A point of another x is expected at a y that is in proportion, or the same."""
+        self.count += 1
+        if self.count == 1:
+            self.x, self.y = x, y
             return
-        y = min(y, OUTLIER * (self.start + self.slope * x))
-        news = x, y, x * x, x * y
-        self._means = tuple((1 - NEWS) * old + NEWS * new for old, new in zip(self._means, news, strict=True))
-        mean_x, mean_y, mean_xx, mean_xy = self._means
-        variance = mean_xx - mean_x**2
-        if variance > FEWEST:  # else all are about as long, and tell nothing of another length
-            self.slope = max((mean_xy - mean_x * mean_y) / variance, mean_y / mean_x / 8)
-        self.slope = min(self.slope, mean_y / mean_x)
-        self.start = mean_y - self.slope * mean_x
+        ratio = x / self.x
+        news = FALL if y < min(ratio, 1) * self.y / OUTLIER else NEWS
+        y = min(y, max(ratio, 1) * self.y * OUTLIER)
+        self.x, self.y = (1 - news) * self.x + news * x, (1 - news) * self.y + news * y
