@@ -21,6 +21,11 @@ from fwk_deprecated import MEMBERS, MODULES, NAMES
 STABILITY = Path(__file__).parents[2] / "docs/plugins/stability.md"
 
 
+OF_PACKAGES = pytest.mark.filterwarnings("ignore:fwk.* is called:DeprecationWarning")
+"""What the packages of a former module say, where this test is the first to import them."""
+
+
+@OF_PACKAGES
 @pytest.mark.parametrize(("old", "new"), MODULES.items())
 def test_a_former_module_is_the_new_one_and_says_so(
     old: str, new: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -49,6 +54,7 @@ def test_a_function_is_not_hidden_by_a_former_module_of_its_name(monkeypatch: py
     assert importlib.import_module("fwk.layers").insert is importlib.import_module("fwk_layers").insert
 
 
+@OF_PACKAGES
 @pytest.mark.parametrize(
     ("module", "old", "new"), [(module, *row) for module, names in NAMES.items() for row in names.items()]
 )
