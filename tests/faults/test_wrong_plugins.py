@@ -209,7 +209,7 @@ SELECTED = {
 }
 """How a plugin is chosen that a server is started for."""
 
-ON = {"multimodal": "seeing", "load_balancers": "spread", "lora_sources": "adapting"}
+ON = {"multimodal": "seeing", "load_balancers": "spread", "lora_sources": "adapting", "cache": "uncached"}
 """The fixture of the server whose requests use a plugin of a family; ``server`` of the others."""
 
 SWEPT = ("multimodal", "expert_placers", "lora_sources", "loaders", "devices", "load_balancers")
@@ -248,6 +248,12 @@ def seeing(path: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serv
 def spread(spawn: Start) -> Server:
     """Of its own for each case: a load balancer that has failed is asked no more."""
     return spawn(*FLAGS, "--data-parallel-size", "2", "--load-balance-method", "wrong")
+
+
+@pytest.fixture
+def uncached(spawn: Start) -> Server:
+    """Of its own: where the prefix cache has failed, no tier is given anything, in whatever order the tests run."""
+    return spawn(*FLAGS, "--prefix-cache", "wrong")
 
 
 @pytest.fixture(scope="module")
