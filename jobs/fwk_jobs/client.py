@@ -116,7 +116,7 @@ class JobProcess:
 
         Raises ``JobError`` after ``close``.
         """
-        job = Job(next(self._numbers), kind, body, WARM_UP_CPU_SECONDS, WARM_UP_BYTES)
+        job = Job(next(self._numbers), kind, body, WARM_UP_CPU_SECONDS, WARM_UP_BYTES, True)
         future: Future[Answer] = Future()
         with self._lock:
             process = self._running()

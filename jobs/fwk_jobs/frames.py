@@ -13,13 +13,17 @@ Status = Literal["ok", "refused", "cpu", "memory", "raised", "failed"]
 
 
 class Job(msgspec.Struct, tag=True, frozen=True):
-    """One piece of work. ``max_bytes``: what it may allocate beyond what the process had before."""
+    """One piece of work. ``max_bytes``: what it may allocate beyond what the process had before.
+
+    ``is_warm_up``: it is prepared for those to come, and need not be done.
+    """
 
     number: int
     kind: str
     body: bytes
     cpu_seconds: float
     max_bytes: int
+    is_warm_up: bool = False
 
 
 class Cancel(msgspec.Struct, tag=True, frozen=True):

@@ -25,7 +25,6 @@ from fwk.setup.checkpoint import open_model
 from fwk.setup.resolve import resolve
 from fwk.setup.sampling_defaults import FOLLOWED, sampling_defaults
 from fwk.text import model_text, prepare_input
-from fwk.text.grammars import Grammars
 from fwk.types import Request, SamplingParams, Task, TokenEvent, cache_namespace
 from fwk_offline.following import Following, Key
 from fwk_offline.parts import (
@@ -87,10 +86,8 @@ class LLM:
         generation, followed = opened.checkpoint.generation_config(), opened.config.raw.get(FOLLOWED, ())
         self.default_sampling = sampling_defaults(config.model, generation, vocab_size, followed)
         """Sampling that the model's makers recommend; nothing uses it by itself."""
-        self._grammars = Grammars(setup.factory, lambda: self.text, vocab_size, eos)
         self._chosen = dict(setup.resolution.chosen)
         self.engine: Engine = build_engine(config, plugins, setup)
-        self._grammars.use(self.engine.info.chosen.get("grammar", "none"))
         self._ids = itertools.count()
         context = functools.partial(
             ServerPartContext,
@@ -112,6 +109,7 @@ class LLM:
             checkpoint=opened.checkpoint,
             text=self.text,
             inputs=opened.served.inputs,
+            eos_token_ids=eos,
         )
         self._parts = build_server_features(
             setup.factory,
@@ -121,6 +119,7 @@ class LLM:
             exclusive=self._exclusive,
         )
         at_once(self._parts.ready())
+        self._parts.use_grammars(self.engine.info.chosen.get("grammar", "none"))
 
     def __repr__(self) -> str:
         info, chosen = self.engine.info, self._chosen
@@ -309,7 +308,8 @@ class LLM:
             item = GenerateInput(ids, params, n, **dict(zip(fields, (values[i] for values in spread), strict=True)))
             self._parts.check(item)  # before anything runs
             inputs.append(self._checked(self._parts.complete(item)))
-            self._grammars.check(params.grammar)
+            if params.grammar is not None:
+                self._parts.grammars.check_grammar(params.grammar)
         return inputs
 
     def _checked(self, item: Input) -> Input:

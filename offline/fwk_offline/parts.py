@@ -26,8 +26,9 @@ class OwnJobs(Jobs):
         self._make = make
         self._part: JobPart | None = None
 
-    def run(self, body: bytes, what: str, *, cpu_seconds: float, max_bytes: int) -> bytes:
+    def run(self, body: bytes, what: str, *, cpu_seconds: float, max_bytes: int, is_bounded: bool = True) -> bytes:
         self._part = self._part or self._make()
+        self._part.prepare(body)
         return self._part.run(body)
 
 

@@ -18,11 +18,10 @@ from fwk.types import GrammarRequest
 
 def test_a_grammar_asked_for_before_the_engines_have_settled_on_a_backend_is_early() -> None:
     text: Any = SimpleNamespace(limits=PromptLimits())
-    grammars: Any = SimpleNamespace(kinds=frozenset(), check=lambda grammar: None, use=lambda name: None)
     plugins: Any = SimpleNamespace(family=lambda name: [])
     engines: Any = SimpleNamespace(pool=SimpleNamespace(trouble=lambda: "the engine is starting"))
     card = ModelCard("tiny", "p", 1, 64, 320)
-    frontend = ServerFrontend(card, text, engines, plugins, Observers(), {}, grammars, text)
+    frontend = ServerFrontend(card, text, engines, plugins, Observers(), {}, text)
     assert "json_object" in frontend.grammar_kinds, "no dialect may say that there is no backend"
     grammar = GrammarRequest("json_object")
     with pytest.raises(EngineDead, match="starting"):

@@ -9,7 +9,6 @@ import time
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache, partial
 from pathlib import Path
 
 import msgspec
@@ -20,10 +19,11 @@ from tests.helpers.rig import write_model
 from fwk.config import Config, ModelOptions
 from fwk.config.wire import to_plain
 from fwk.interfaces.feature import JobPart
-from fwk.server.helper import GrammarJob, HelperSetup
-from fwk.server.helper_process import FeatureJobs, GrammarJobs, ServedText
-from fwk.text.grammars import Grammars
+from fwk.server.helper import HelperSetup
+from fwk.server.helper_process import FeatureJobs, Jobs
 from fwk.types import GrammarRequest
+from fwk_grammar.grammar_masks.compiler import GrammarCompiler
+from fwk_grammar.grammar_masks.jobs import GrammarJob
 from fwk_jobs.client import JobError, JobProcess, Work, current_work
 from fwk_jobs.frames import Job
 from fwk_jobs.pool import WaitingPool
@@ -204,19 +204,20 @@ def test_a_warm_up_builds_the_grammar_backend_at_a_low_priority(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     niceness: list[int] = []
-    build = Grammars._build
+    build = GrammarCompiler._build
 
-    def watched(grammars: Grammars) -> object:
+    def watched(compiler: GrammarCompiler) -> object:
         niceness.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
-        return build(grammars)
+        return build(compiler)
 
-    monkeypatch.setattr(Grammars, "_build", watched)
+    monkeypatch.setattr(GrammarCompiler, "_build", watched)
     model = str(write_model(tmp_path / "tiny"))
     setup = HelperSetup(to_plain(Config(model=ModelOptions(model=model, load_format="dummy"))))
-    jobs = GrammarJobs(cache(partial(ServedText, setup)))
+    jobs = Jobs(setup)
 
     def job(request: GrammarRequest | None) -> Job:
-        return Job(0, "grammar", msgspec.msgpack.encode(GrammarJob("llguidance", request)), 1, 1)
+        body = msgspec.msgpack.encode(GrammarJob("llguidance", request))
+        return Job(0, "features.grammar_masks", body, 1, 1, is_warm_up=request is None)
 
     own = os.getpriority(os.PRIO_PROCESS, 0)
     jobs.prepare(job(None))
@@ -226,6 +227,7 @@ def test_a_warm_up_builds_the_grammar_backend_at_a_low_priority(
     grammar = job(GrammarRequest("regex", "[ab]+"))
     jobs.prepare(grammar)
     assert jobs.run(grammar) == b""
+    assert os.getpriority(os.PRIO_PROCESS, 0) == own, "a request waits for it"
     assert len(niceness) == 1, "the backend is built once"
 
 

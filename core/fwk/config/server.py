@@ -62,12 +62,6 @@ class ServerOptions(Options):
         "Parser that splits thinking from the answer; auto: the one whose marks are in the chat template, "
         "none: thinking stays in the text.",
     )
-    grammar_in_reasoning: bool = option(
-        False,
-        "Hold grammars from a chat's first token on, so that constrained answers have no thinking. By default a "
-        "grammar binds the answer behind the thinking that --reasoning-parser finds.",
-        aliases=["enable-in-reasoning"],
-    )
     tokenizer_worker_num: int = option(
         2, "Threads that tokenise and render prompts, outside of the event loop and Python's lock.", ge=1, le=64
     )
@@ -94,12 +88,6 @@ class ServerOptions(Options):
         "Take the listening socket of the server that runs at this address, once this one serves: no connection is "
         "refused meanwhile, and the old one finishes what it has and ends. Without one there, listen as usual.",
         stability="experimental",
-    )
-    grammar_timeout: float = option(
-        2.0,
-        "Seconds of CPU time that compiling the grammar of one request may take; one that takes more is refused (400).",
-        gt=0,
-        le=60,
     )
     health_monitor: bool = option(
         True,

@@ -10,7 +10,7 @@ from typing import Any
 
 from fwk.config import Config
 from fwk.engine.checked_cache import CheckedCache
-from fwk.engine.gate import CacheGate, GrammarGate
+from fwk.engine.gate import CacheGate
 from fwk.engine.kv_block_manager import KVBlockManager
 from fwk.engine.node import common
 from fwk.engine.plan import Limits, PlannedStep
@@ -210,7 +210,7 @@ def _assemble(
         limits,
         kv_blocks,
         policy,
-        gates=(GrammarGate(executor.call), CacheGate(cache)),
+        gates=(CacheGate(cache),),
         policy_name=setup.factory.item("schedulers").label,
         parts=build_engine_features(
             setup.factory,

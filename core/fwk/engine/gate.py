@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Any
 
 from fwk.engine.sequence import Sequence
 from fwk.interfaces.feature import Gate
@@ -80,51 +78,4 @@ class CacheGate(Gate):
 
     def wait(self) -> None:
         if self._pending:
-            rest()
-
-
-class GrammarGate(Gate):
-    """Holds sequences back until every worker has compiled their grammars.
-
-    ``call`` runs an operation on all workers (``Executor.call``). A grammar that is wrong counts as ready: the worker
-    says so when the sequence starts.
-    """
-
-    def __init__(self, call: Callable[..., list[Any]]) -> None:
-        self._call = call
-        self._numbers: dict[Sequence, int] = {}
-        self._ready: set[Sequence] = set()
-
-    def poll(self) -> None:
-        if len(self._ready) == len(self._numbers):
-            return
-        pending = [sequence for sequence in self._numbers if sequence not in self._ready]
-        answers = self._call("grammars_ready", [self._numbers[sequence] for sequence in pending])
-        self._ready.update(s for s, *ready in zip(pending, *answers, strict=True) if all(ready))
-
-    def lets_through(self, sequence: Sequence) -> bool:
-        grammar = sequence.request.sampling.grammar
-        if grammar is None or sequence in self._ready:
-            return True
-        if sequence not in self._numbers and not self.is_full:
-            self._numbers[sequence] = self._call("prepare_grammar", grammar.kind, grammar.source)[0]
-            self.poll()  # it may have been compiled for another
-        return sequence in self._ready
-
-    @property
-    def is_full(self) -> bool:
-        """Those that are ready do not count: they may stand behind the one that asks."""
-        return len(self._numbers) - len(self._ready) >= MAX_OPEN
-
-    def started(self, sequence: Sequence) -> None:
-        self._numbers.pop(sequence, None)
-        self._ready.discard(sequence)
-
-    def ended(self, sequence: Sequence) -> None:
-        if sequence in self._numbers:
-            self._call("release_grammar", self._numbers[sequence])
-            self.started(sequence)
-
-    def wait(self) -> None:
-        if self._numbers:
             rest()

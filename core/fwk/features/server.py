@@ -25,6 +25,7 @@ from fwk.features.declared import declared
 from fwk.features.wire import Reader, packed
 from fwk.interfaces.dialect import FEATURE_FIELDS, EmbedInput, GenerateInput, OutputDelta
 from fwk.interfaces.feature import Exclusive, FeatureSpec, Jobs, RequestPart, ServerPart, ServerPartContext
+from fwk.interfaces.grammar import GrammarChecker
 from fwk.interfaces.lifecycle import PluginLifecycle
 from fwk.plugins import PluginFactory, PluginSet, Registered
 from fwk.plugins.options import flag
@@ -67,6 +68,7 @@ class ServerFeatures:
         self._checking = [one.part for one in built if type(one.part).check is not ServerPart.check]
         self._answering = [one.part for one in built if type(one.part).answer is not ServerPart.answer]
         self.events = events or Reader({})
+        self.grammars = GrammarChecker()
         self.params = [one.params for one in built if one.params is not None]
         """Models of the request fields that they read."""
 
@@ -90,6 +92,12 @@ class ServerFeatures:
                     raise InvalidRequest(f"{name} {why}", name)
         for part in self._checking:
             part.check(item)
+
+    def use_grammars(self, backend: str) -> frozenset[str]:
+        """Check grammars with the backend that the engines have settled on; the kinds that can be asked for."""
+        found = None if backend == "none" else self.service(GrammarChecker)
+        self.grammars = found or GrammarChecker()
+        return self.grammars.use_backend(backend)
 
     def conversation(self, messages: Sequence[Mapping[str, Any]]) -> tuple[Sequence[Mapping[str, Any]], dict[str, Any]]:
         """Messages as chat templates read them, and the fields that parts have taken out of them."""
@@ -137,6 +145,12 @@ class ServerFeatures:
         """The engines serve for the first time. Raises ``ConfigError`` for one that cannot."""
         for one in self._built:
             await one.part.engines_ready()
+
+    def first_pause(self) -> None:
+        """No request is under way since the engines serve."""
+        for one in self._built:
+            with suppress(PluginFault):
+                one.part.first_pause()
 
     def trouble(self) -> str | None:
         """What of them cannot be used."""

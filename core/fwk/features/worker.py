@@ -24,10 +24,11 @@ from fwk.interfaces.feature import (
     WorkerPart,
     WorkerPartContext,
 )
-from fwk.interfaces.grammar import Grammar, GrammarRequest
-from fwk.interfaces.grammar_masks import GrammarStore
+from fwk.interfaces.grammar_masks import GrammarProcessor, Mask
 from fwk.interfaces.graphs import StepPieces
 from fwk.interfaces.model import ModelContext
+from fwk.interfaces.sampling import SamplingContext
+from fwk.interfaces.step import SequenceRecords
 from fwk.plugins import PluginFactory, choose
 from fwk.types import Batch, Features, ForwardBatch, NewSequence, SequenceResult
 
@@ -132,9 +133,14 @@ class WorkerFeatures:
         """Whether one of them does."""
         return any(type(part).drafting is not WorkerPart.drafting for part in self._parts)
 
-    def grammars(self, compile_grammar: Callable[[GrammarRequest], Grammar]) -> GrammarStore | None:
+    @property
+    def keeps_grammars(self) -> bool:
+        """Whether one of them does."""
+        return any(type(part).masks is not WorkerPart.masks for part in self._parts)
+
+    def masks(self, context: SamplingContext, table: SequenceRecords, mask: Mask) -> GrammarProcessor | None:
         """What keeps sequences inside their grammars, of the first that does."""
-        return next((found for part in self._parts if (found := part.grammars(compile_grammar)) is not None), None)
+        return next((found for part in self._parts if (found := part.masks(context, table, mask)) is not None), None)
 
     def drafting(self, target: DraftTarget) -> DraftingMaker | None:
         """What verifies drafts, of the first that does."""
@@ -244,7 +250,7 @@ class PartPlugins:
         self._reasons = reasons
         self._names: dict[str, list[str]] = {}
         self.build, self.build_all, self.items = factory.build, factory.build_all, factory.items
-        self.find, self.joining = factory.find, factory.joining
+        self.find, self.joining, self.load = factory.find, factory.joining, factory.load
 
     def choose(self, family: str, name: str, context: Callable[..., object], **fields: Any) -> Any:
         assert self._factory.resolution is not None

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from fastapi import FastAPI
     from pydantic import BaseModel
+    from tokenizers import Tokenizer
 
 T = TypeVar("T")
 Input = TypeVar("Input", bound="GenerateInput | EmbedInput")
@@ -356,7 +357,13 @@ class TextTools(ABC):
     - ``shows_tools``: whether the chat template shows the model the tools it is given; else messages have to.
     - ``renders_pairs``: whether the chat template is one of pairs: of a message of role ``query`` and one of role
       ``document``.
+    - ``tokenizer``: the library's, where there is one.
+    - ``special_ids``: tokens that are part of no text.
     """
+
+    tokenizer: Tokenizer
+
+    special_ids: frozenset[int] = frozenset()
 
     has_tokenizer: bool = True
 
@@ -398,6 +405,10 @@ class TextTools(ABC):
     @abstractmethod
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes a token stands for; those of a special token are its name's."""
+
+    def all_bytes(self, vocab_size: int) -> Sequence[bytes]:
+        """What each token adds to a text, [vocab_size]; empty for an id without a token. May take long."""
+        raise NotImplementedError
 
     @abstractmethod
     def render_chat(

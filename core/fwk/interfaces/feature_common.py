@@ -43,6 +43,10 @@ class Plugins(Protocol):
         """What is installed of a family under a name, one of ``items``. Raises ``PluginError``, which says what is."""
         ...
 
+    def load(self, item: Any) -> Any:
+        """Import the class that one of ``items`` names. Raises ``PluginLoadError`` for a broken one."""
+        ...
+
     def joining(self, item: Any, options: Mapping[str, object]) -> Callable[..., Any]:
         """``joining(item, options)(context, **fields)`` builds what takes part from now on, with options of its own.
 

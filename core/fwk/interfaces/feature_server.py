@@ -32,6 +32,7 @@ class JobPartContext:
     - ``name``: the feature's.
     - ``plugins``: builds plugins of families that this process has.
     - ``options``: the plugin's own options, validated; None where it declares none.
+    - ``eos_token_ids``: that end a text; may be empty.
     """
 
     name: str
@@ -42,16 +43,24 @@ class JobPartContext:
     inputs: frozenset[str]
     plugins: Plugins
     options: Any = None
+    eos_token_ids: tuple[int, ...] = ()
 
 
 class JobPart:
     """Does what may turn out endless or huge, in a process that forks for each job and can be killed.
 
     Built there once, with the first job; in ``fwk.LLM`` in the caller's process.
+
+    - ``is_urgent``: whether a job has the priority of the server; else the steps of engines come before it.
     """
+
+    is_urgent: ClassVar[bool] = False
 
     def __init__(self, context: JobPartContext) -> None:
         """May take long."""
+
+    def prepare(self, body: bytes) -> None:
+        """Before a job's fork, and for a warm-up: what is built here is there for all later jobs. May take long."""
 
     def run(self, body: bytes) -> bytes:
         """A job. Raises ``InvalidRequest`` to refuse it."""
@@ -61,15 +70,16 @@ class JobPart:
 class Jobs:
     """Runs jobs of a feature's ``JobPart``."""
 
-    def run(self, body: bytes, what: str, *, cpu_seconds: float, max_bytes: int) -> bytes:
+    def run(self, body: bytes, what: str, *, cpu_seconds: float, max_bytes: int, is_bounded: bool = True) -> bytes:
         """Wait for one; call it off the event loop. what: it does, in words for errors.
 
-        Raises ``InvalidRequest`` where it refuses, or takes more, ``NotServed`` and ``RequestFailed``.
+        is_bounded: whether it is refused where many of the feature's wait. Raises ``InvalidRequest`` where it refuses,
+        or takes more, ``NotServed`` and ``RequestFailed``.
         """
         raise NotImplementedError
 
-    def warm_up(self) -> None:
-        """Have the part built, without waiting for it."""
+    def warm_up(self, body: bytes = b"") -> None:
+        """Have the part built and ``prepare`` such a job, at a low priority, without waiting for it."""
 
     def waiting(self) -> AbstractContextManager[None]:
         """Within, this thread waits for what another request's has a job do, and takes no turn from it."""
@@ -278,6 +288,12 @@ class ServerPart:
         """The engines serve for the first time, and the server does after this: what they alone know can be asked for.
 
         Raises ``ConfigError`` to end it.
+        """
+
+    def first_pause(self) -> None:
+        """The engines serve, and no request is under way, or for ten seconds one always was: prepare for the first.
+
+        In a server, once, off the event loop: may take long.
         """
 
     def trouble(self) -> str | None:

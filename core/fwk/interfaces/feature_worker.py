@@ -15,7 +15,7 @@ from fwk.interfaces.attention import AttentionBackend, AttentionLayer
 from fwk.interfaces.declaration import Declaration
 from fwk.interfaces.device import Event, NoEvent
 from fwk.interfaces.feature_common import Plugins, PromptsServed, Wire
-from fwk.interfaces.grammar import Grammar, GrammarRequest
+from fwk.interfaces.grammar import Grammar
 from fwk.interfaces.model import Encoder, HiddenTap, Model, ModelContext
 from fwk.interfaces.native import NO_THREADS, NativeThreads
 from fwk.interfaces.sampling import LogitsProcessor
@@ -27,8 +27,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fwk.interfaces.drafting import DraftingMaker, DraftTarget
-    from fwk.interfaces.grammar_masks import GrammarStore
+    from fwk.interfaces.grammar_masks import GrammarProcessor, Mask
     from fwk.interfaces.graphs import StepPieces
+    from fwk.interfaces.sampling import SamplingContext
+    from fwk.interfaces.step import SequenceRecords
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,10 +238,10 @@ class WorkerPart:
         """What replays steps with prompts on a device, cut where models call attention; None: it does not."""
         return None
 
-    def grammars(self, compile_grammar: Callable[[GrammarRequest], Grammar]) -> GrammarStore | None:
-        """What keeps sequences inside their grammars, that ``compile_grammar`` makes of requests; None: nothing does.
+    def masks(self, context: SamplingContext, table: SequenceRecords, mask: Mask) -> GrammarProcessor | None:
+        """What keeps the sequences of a table inside their grammars; None: nothing does.
 
-        Asked where a grammar backend is chosen, before the model is built.
+        Asked where a grammar backend is chosen, once the model is built.
         """
         return None
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from fwk.errors import InvalidRequest
 from fwk.interfaces.declaration import Declaration
 from fwk.types import GrammarKind, GrammarRequest
 
@@ -14,7 +15,15 @@ if TYPE_CHECKING:
     import numpy as np
     from tokenizers import Tokenizer
 
-__all__ = ["Grammar", "GrammarBackend", "GrammarBackendSpec", "GrammarContext", "GrammarKind", "GrammarRequest"]
+__all__ = [
+    "Grammar",
+    "GrammarBackend",
+    "GrammarBackendSpec",
+    "GrammarChecker",
+    "GrammarContext",
+    "GrammarKind",
+    "GrammarRequest",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +139,36 @@ class GrammarBackend(ABC):
 
         Raises ``InvalidRequest``, with one sentence, for a grammar that is wrong, too large, or allows no output.
         """
+
+
+class GrammarChecker:
+    """Refuses grammars before a request with one is queued: a service of the server part that knows a backend.
+
+    This one, of a server without, refuses all.
+    """
+
+    def use_backend(self, name: str) -> frozenset[str]:
+        """The backend that the engines have settled on. Returns the kinds of grammars that can be asked for.
+
+        Raises ``PluginLoadError`` if it is broken.
+        """
+        return frozenset()
+
+    def check_grammar(self, request: GrammarRequest) -> None:
+        """Raise ``InvalidRequest`` for a grammar that cannot be compiled. May take as long as compiling it."""
+        raise InvalidRequest(
+            "this server has no grammar backend, so it cannot constrain output: "
+            "install one, and the feature that masks by it, or start it without --grammar-backend none",
+            "grammar",
+        )
+
+    def is_known(self, request: GrammarRequest) -> bool:
+        """Whether ``check_grammar`` has found it right already."""
+        return False
+
+    def takes_grammar(self, request: GrammarRequest) -> bool:
+        """Whether ``check_grammar`` lets a grammar of the server's own making through; asked often."""
+        return False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,6 +43,10 @@ class PluginFactory:
         """What is installed under a name. Raises ``PluginError``."""
         return find(self.plugins, family, name)
 
+    def load(self, item: Registered) -> Any:
+        """Import the class that a declaration names. Raises ``PluginLoadError``."""
+        return load_object(item)
+
     def joining(self, item: Registered, options: Mapping[str, object]) -> Callable[..., Any]:
         """What builds a plugin that takes part from now on, with these options. Raises as ``Plugins.joining`` says."""
         factory = replace(self, given={item.key: options})

@@ -34,7 +34,6 @@ from fwk.server.parsers import Parsers
 from fwk.server.stream_interval import DeltaBuffer
 from fwk.server.streams import EventStream, SequenceStream
 from fwk.text import ModelText, prepare_input
-from fwk.text.grammars import Grammars
 from fwk.types import GrammarRequest, Request, SamplingParams, TokenEvent, cache_namespace
 from fwk.types.sampling import GrammarKind
 from fwk_http.middleware import current_headers
@@ -64,7 +63,7 @@ def _namespace(item: AnyInput, parts: RequestFeatures | None) -> str:
 class ServerFrontend(Frontend):
     """One served model."""
 
-    def __init__(  # noqa: PLR0913 - what it connects, each once
+    def __init__(
         self,
         card: ModelCard,
         text: ModelText,
@@ -72,7 +71,6 @@ class ServerFrontend(Frontend):
         plugins: PluginSet,
         observers: Observers,
         default_sampling: Mapping[str, Any],
-        grammars: Grammars,
         parsers: Parsers,
         options: ServerOptions = DEFAULTS,
     ) -> None:
@@ -83,7 +81,6 @@ class ServerFrontend(Frontend):
         self._is_settled = False
         self._peers: Sequence[Frontend] = (self,)
         self._model_text = text
-        self._grammars = grammars
         self._parsers = parsers
         self._client = client
         self._observers = observers
@@ -91,7 +88,6 @@ class ServerFrontend(Frontend):
         self.weights: ServedWeights | None = None  # of the start
         self.parts = ServerFeatures()  # of features
         self._stream_interval = options.stream_interval
-        self.grammar_in_reasoning = options.grammar_in_reasoning
         client.pool.on_stats = observers.step_finished
         client.pool.on_death = observers.engine_died
         self._threads = WaitingPool(options.tokenizer_worker_num, "fwk-text")
@@ -106,14 +102,8 @@ class ServerFrontend(Frontend):
 
     def use_grammars(self, name: str) -> None:
         """Check grammars with the backend that the engines have settled on."""
-        self._grammars.use(name)
-        self.grammar_kinds = self._grammars.kinds
+        self.grammar_kinds = self.parts.use_grammars(name)
         self._is_settled = True
-
-    @property
-    def grammar_backend(self) -> str:
-        """The name of the backend that checks grammars, or ``none``."""
-        return self._grammars.name
 
     @property
     def peers(self) -> Sequence[Frontend]:
@@ -166,8 +156,8 @@ class ServerFrontend(Frontend):
         lengths = {"max_model_len": card.max_model_len, "vocab_size": card.vocab_size}
         item = prepare_input(item, self.text, **lengths, limits=limits)
         self.parts.check(item)
-        if self._is_settled:
-            self._grammars.check(item.sampling.grammar)
+        if self._is_settled and item.sampling.grammar is not None:
+            self.parts.grammars.check_grammar(item.sampling.grammar)
         return item
 
     def tool_parser(
@@ -183,7 +173,7 @@ class ServerFrontend(Frontend):
         """Whether the backend takes a grammar of calls: the marks of a format may need of it what it does not do."""
         if grammar.kind not in self.grammar_kinds:
             return False
-        return not self._is_settled or self._grammars.takes(grammar)
+        return not self._is_settled or self.parts.grammars.takes_grammar(grammar)
 
     def reasoning_parser(self, prompt_tail: str = "") -> StreamParser | None:
         return None if self._parsers.reasoning.is_none else self._parsers.reasoning.make((), prompt_tail)
@@ -202,7 +192,9 @@ class ServerFrontend(Frontend):
         try:
             item = item if parts is None else await parts.enter(item)
             async with self._client.use():
-                await self._check_grammar(item)  # it may have been checked before the engines had settled
+                grammar, known = item.sampling.grammar, self.parts.grammars.is_known
+                if grammar is not None and not known(grammar):  # it came before the engines had settled
+                    await self.run_blocking(self.parts.grammars.check_grammar, grammar)
                 record, stream = self._submit(item, arrived, parts)
             num_open = item.n
             content: list[list[str]] | None = None
@@ -238,11 +230,6 @@ class ServerFrontend(Frontend):
         if content is not None:
             record.outputs = tuple("".join(pieces) for pieces in content)
         self._observers.request_finished(record)
-
-    async def _check_grammar(self, item: AnyInput) -> None:
-        grammar = item.sampling.grammar
-        if grammar is not None and not self._grammars.is_known(grammar):
-            await self.run_blocking(self._grammars.check, grammar)
 
     async def _changed(
         self, parts: RequestFeatures, delta: OutputDelta, sequences: list[SequenceStream], record: RequestRecord

@@ -12,20 +12,9 @@ from fwk.config import Config
 from fwk.config.wire import to_plain
 from fwk.errors import InvalidRequest, NotServed, PluginFault, RequestFailed
 from fwk.interfaces.feature import Jobs
-from fwk.types import GrammarRequest
-from fwk_jobs.client import JobError, JobProcess, current_work
+from fwk_jobs.client import MAX_WAITING, JobError, JobProcess, current_work
 
 log = logging.getLogger(__name__)
-
-MAX_GRAMMAR_BYTES = 48 * 2**20
-"""What compiling a grammar may allocate, as the engine keeps it."""
-
-
-class GrammarJob(msgspec.Struct, frozen=True):
-    """A grammar and the backend that is to compile it; without a grammar the backend is built, for those to come."""
-
-    backend: str
-    request: GrammarRequest | None
 
 
 class HelperSetup(msgspec.Struct, frozen=True):
@@ -39,12 +28,6 @@ def new_helper(config: Config) -> JobProcess:
     return JobProcess("fwk.server.helper_process", HelperSetup(to_plain(config)))
 
 
-def warm_up(helper: JobProcess, backend: str) -> None:
-    """Start the helper and have it build the backend, without waiting for it. Does nothing once it is closed."""
-    with contextlib.suppress(JobError):
-        helper.warm_up("grammar", msgspec.msgpack.encode(GrammarJob(backend, None)))
-
-
 class HelperJobs(Jobs):
     """Jobs of a feature."""
 
@@ -52,15 +35,16 @@ class HelperJobs(Jobs):
         self._helper = helper
         self._kind = feature_kind(feature)
 
-    def run(self, body: bytes, what: str, *, cpu_seconds: float, max_bytes: int) -> bytes:
+    def run(self, body: bytes, what: str, *, cpu_seconds: float, max_bytes: int, is_bounded: bool = True) -> bytes:
+        most = MAX_WAITING if is_bounded else None
         try:
-            return self._helper.call(self._kind, body, cpu_seconds=cpu_seconds, max_bytes=max_bytes)
+            return self._helper.call(self._kind, body, cpu_seconds=cpu_seconds, max_bytes=max_bytes, max_waiting=most)
         except JobError as error:
             raise _told(error, what, cpu_seconds, max_bytes) from None
 
-    def warm_up(self) -> None:
+    def warm_up(self, body: bytes = b"") -> None:
         with contextlib.suppress(JobError):
-            self._helper.warm_up(self._kind, b"")
+            self._helper.warm_up(self._kind, body)
 
     def waiting(self) -> contextlib.AbstractContextManager[None]:
         work = current_work.get()
@@ -70,15 +54,6 @@ class HelperJobs(Jobs):
 def feature_kind(name: str) -> str:
     """What jobs of a feature are called among the kinds."""
     return f"features.{name}"
-
-
-def vet_grammar(helper: JobProcess, cpu_seconds: float, backend: str, request: GrammarRequest) -> None:
-    """Have the helper compile a grammar. Raises ``InvalidRequest`` if it cannot, or not within the limits."""
-    body = msgspec.msgpack.encode(GrammarJob(backend, request))
-    try:
-        helper.call("grammar", body, cpu_seconds=cpu_seconds, max_bytes=MAX_GRAMMAR_BYTES, max_waiting=None)
-    except JobError as error:
-        raise _told(error, "compiling the grammar", cpu_seconds, MAX_GRAMMAR_BYTES) from None
 
 
 def _told(error: JobError, what: str, cpu_seconds: float, max_bytes: int) -> Exception:

@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 
@@ -19,10 +18,9 @@ from fwk.features.jobs import build_job_part
 from fwk.interfaces.feature import JobPartContext
 from fwk.plugins import PluginFactory, discover
 from fwk.plugins.audit import Audit
-from fwk.server.helper import GrammarJob, HelperSetup
+from fwk.server.helper import HelperSetup
 from fwk.setup.checkpoint import open_model
 from fwk.text import model_text
-from fwk.text.grammars import Grammars
 from fwk_jobs.fork_server import ForkServer
 from fwk_jobs.frames import Job
 from fwk_process.oom import prefer_as_victim
@@ -30,8 +28,6 @@ from fwk_process.parent import ignore_terminal_signals
 
 NICENESS = 5
 """Of what steps are not to wait for: a quarter of a core that one wants too, so that what waits for it has it soon."""
-
-_decode_grammar = msgspec.msgpack.Decoder(GrammarJob).decode
 
 
 class ServedText:
@@ -47,42 +43,6 @@ class ServedText:
         self.text = model_text(self.opened.checkpoint, self.config.model, self.vocab_size)
 
 
-class GrammarJobs:
-    """Compiles what it is given; the grammar itself is dropped."""
-
-    def __init__(self, served: Callable[[], ServedText]) -> None:
-        self._served = served
-        self._opened: Grammars | None = None
-
-    def _grammars(self) -> Grammars:
-        if self._opened is None:
-            served = self._served()
-            eos = served.opened.eos_token_ids
-            self._opened = Grammars(served.factory, lambda: served.text, served.vocab_size, eos)
-        return self._opened
-
-    def prepare(self, job: Job) -> None:
-        """Build the backend: once, and at a low priority while no grammar waits for it."""
-        work = _decode_grammar(job.body)
-        if work.request is not None:
-            self._build(work.backend)
-            return
-        # The priority is a thread's own: the process could not raise its own again. The thread ends before any fork.
-        with ThreadPoolExecutor(1, initializer=_lower_priority) as thread:
-            thread.submit(self._build, work.backend).result()
-
-    def _build(self, backend: str) -> None:
-        grammars = self._grammars()
-        grammars.use(backend)
-        grammars.build()
-
-    def run(self, job: Job) -> bytes:
-        request = _decode_grammar(job.body).request
-        if request is not None:
-            self._grammars().compile(request)
-        return b""
-
-
 class FeatureJobs:
     """Jobs of one feature."""
 
@@ -95,15 +55,20 @@ class FeatureJobs:
             checkpoint=opened.checkpoint,
             text=served.text,
             inputs=opened.served.inputs,
+            eos_token_ids=opened.eos_token_ids,
         )
         self._part = build_job_part(served.factory, kind.partition(".")[2], context)
 
     def prepare(self, job: Job) -> None:
-        """The part is built."""
+        """Build what jobs have in common, for the first of them."""
+        self._part.prepare(job.body)
 
     def run(self, job: Job) -> bytes:
-        _lower_priority()  # of this fork
-        return self._part.run(job.body) if job.body else b""
+        if job.is_warm_up:
+            return b""
+        if not self._part.is_urgent:
+            _lower_priority()  # of this fork
+        return self._part.run(job.body)
 
 
 class Jobs:
@@ -111,9 +76,18 @@ class Jobs:
 
     def __init__(self, setup: HelperSetup) -> None:
         self._served = cache(partial(ServedText, setup))
-        self._kinds: dict[str, GrammarJobs | FeatureJobs] = {"grammar": GrammarJobs(self._served)}
+        self._kinds: dict[str, FeatureJobs] = {}
 
     def prepare(self, job: Job) -> None:
+        """Build its feature's part with the first, and what it needs; at a low priority while nothing waits for it."""
+        if not job.is_warm_up:
+            self._prepare(job)
+            return
+        # The priority is a thread's own: the process could not raise its own again. The thread ends before any fork.
+        with ThreadPoolExecutor(1, initializer=_lower_priority) as thread:
+            thread.submit(self._prepare, job).result()
+
+    def _prepare(self, job: Job) -> None:
         if job.kind not in self._kinds:
             self._kinds[job.kind] = FeatureJobs(self._served(), job.kind)
         self._kinds[job.kind].prepare(job)

@@ -26,7 +26,7 @@ from fwk.plugins.selection import check_strict, check_used
 from fwk.server.app import Reports, build_app, unguarded_app
 from fwk.server.engine_forks import EngineForks
 from fwk.server.frontend import ServerFrontend
-from fwk.server.helper import HelperJobs, new_helper, vet_grammar, warm_up
+from fwk.server.helper import HelperJobs, new_helper
 from fwk.server.lifecycle import LifecycleManager
 from fwk.server.model_engines import FeatureCall, ModelEngines
 from fwk.server.observer_dispatch import Observers
@@ -38,7 +38,6 @@ from fwk.server.server_plugins import ServerComponents, ServerPlugins
 from fwk.setup.checkpoint import OpenedModel, open_model
 from fwk.setup.sampling_defaults import FOLLOWED, preferred_sampling, sampling_defaults
 from fwk.text import model_text
-from fwk.text.grammars import Grammars
 from fwk.types import EngineReady, tenant_of
 from fwk_http.admission import AdmissionController
 from fwk_http.keys import Keys
@@ -48,7 +47,7 @@ Progress = Callable[[str], None]
 
 MAX_WAIT_FOR_PAUSE = 10.0
 POLL_SECONDS = 0.1
-"""How long the helper's start is put off while requests are under way, and how often that is looked at."""
+"""How long a first pause between requests is waited for, and how often it is looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +112,7 @@ class ServedModel(ModelApp):
         self._observers = Observers()
         self._ready: EngineReady | None = None
         self._helper = new_helper(config)
-        self._warming: asyncio.Task[None] | None = None
+        self._pausing: asyncio.Task[None] | None = None
         self._admission: AdmissionController | None = None
         self._has_started = False
         self._keys = Keys()
@@ -159,16 +158,15 @@ class ServedModel(ModelApp):
             return
         await frontend.parts.ready()
         frontend.use_grammars(ready.chosen.get("grammar", "none"))
-        if frontend.grammar_kinds:
-            self._warming = asyncio.create_task(self._warm_helper(), name="fwk-warm-helper")
+        self._pausing = asyncio.create_task(self._first_pause(), name="fwk-first-pause")
         await self.running.ready(ready.chosen)
 
-    async def _warm_helper(self) -> None:
-        """Start what compiles grammars before the first grammar: in a pause between requests, or when none comes."""
+    async def _first_pause(self) -> None:
+        """Have features prepare for what comes, in a pause between requests, or when none comes."""
         deadline = time.monotonic() + MAX_WAIT_FOR_PAUSE
         while self._admission is not None and not self._admission.is_empty and time.monotonic() < deadline:
             await asyncio.sleep(POLL_SECONDS)
-        await asyncio.to_thread(warm_up, self._helper, self.frontend.grammar_backend)
+        await asyncio.to_thread(self.frontend.parts.first_pause)
 
     def told(self) -> tuple[list[str], str]:
         """For the log, once it serves: lines of notes and plugins, and what bounds the work."""
@@ -182,8 +180,8 @@ class ServedModel(ModelApp):
 
     async def close(self) -> None:
         """End all of it."""
-        if self._warming is not None:
-            self._warming.cancel()
+        if self._pausing is not None:
+            self._pausing.cancel()
         self._helper.close()
         if self._has_started:
             self.frontend.parts.close()
@@ -222,14 +220,12 @@ class ServedModel(ModelApp):
         note = tool_note(parsers, text.shows_tools) if opened.task == "generate" and text.has_tokenizer else None
         if note is not None:
             shared.progress(f"note: {note}")
-        vet = partial(vet_grammar, self._helper, config.server.grammar_timeout)
-        grammars = Grammars(self._factory, lambda: text, opened.config.vocab_size, opened.eos_token_ids, vet)
         self._selections += [parsers.tool.selection, parsers.reasoning.selection]
         check_strict(config.plugins.strict, self._reasons(None))
         names = {"tool_parsers": parsers.tool.name, "reasoning_parsers": parsers.reasoning.name}
         check_used(plugins, config.plugin_options, names)
         self.frontend = ServerFrontend(
-            card, text, self.engines, plugins, self._observers, defaults, grammars, parsers, config.server
+            card, text, self.engines, plugins, self._observers, defaults, parsers, config.server
         )
         self.frontend.preferred_sampling = preferred_sampling(config.model.preferred_sampling_params)
         self.frontend.weights = _noted(opened)

@@ -47,6 +47,7 @@ class ModelText(TextTools):
             )
         self.limits = PromptLimits.of(options)
         self.vocabulary = Vocabulary(self.tokenizer)
+        self.special_ids = self.vocabulary.special_ids
         special = special_tokens(checkpoint.tokenizer_config())
         source = _read(options.chat_template) if options.chat_template else checkpoint.chat_template()
         self.chat_template = source or ""
@@ -110,6 +111,9 @@ class ModelText(TextTools):
 
     def token_bytes(self, token_id: int) -> bytes:
         return self.vocabulary.token_bytes(token_id)
+
+    def all_bytes(self, vocab_size: int) -> list[bytes]:
+        return self.vocabulary.all_bytes(vocab_size)
 
     def render_chat(
         self,

@@ -20,7 +20,6 @@ from fwk.interfaces.device import CacheMemory, Device, MemoryInfo
 from fwk.interfaces.drafting import Drafting
 from fwk.interfaces.executor import WorkerInfo
 from fwk.interfaces.feature import LoadedModel, WorkerPartContext
-from fwk.interfaces.grammar_masks import GrammarStore
 from fwk.interfaces.model import Encoder, Model
 from fwk.interfaces.observer import WorkerObserverContext
 from fwk.interfaces.parallel import ParallelGroup
@@ -64,7 +63,6 @@ class WorkerParts:
     """
 
     operations: dict[str, Callable[..., Any]] = field(default_factory=dict[str, Callable[..., Any]])
-    grammars: GrammarStore | None = None
     runner: ModelRunner | PromptRunner | None = None
     pipeline: SamplingPipeline | None = None
     observers: WorkerObservers | None = None
@@ -72,8 +70,6 @@ class WorkerParts:
     troubles: list[str] = field(default_factory=list[str])  # ``StepResult.troubles``
 
     def close(self) -> None:
-        if self.grammars is not None:
-            self.grammars.close()
         if self.pipeline is not None:
             self.pipeline.close()
         if self.observers is not None:
@@ -129,8 +125,7 @@ class WorkerBuilder:
         self._models.features = features
         self._drafts.algorithm()  # is refused before any weight is read
         if self._setup.opened.runner == "generate":
-            self.parts.operations |= self._sampling.use_grammars(features)
-            self.parts.grammars = self._sampling.grammars
+            self._sampling.settle_grammars(features)
         self._capturing.reader = observers.reader
         options, opened = self._config.engine, self._setup.opened
         is_greedy = self._rebuild.is_greedy = torch.zeros(1, dtype=torch.int64) if self._setup.device.is_host else None
@@ -192,7 +187,7 @@ class WorkerBuilder:
             self._rebuild.run = partial(self._serve_prompts, self.parts.runner)
             return info(cache.num_blocks, reasons=tuple(self._reasons), memory=cache.memory)
         assert isinstance(model, Model), "ModelSpec.runner is generate: load names a Model"
-        sampling = self.parts.pipeline = self._sampling.build(table)
+        sampling = self.parts.pipeline = self._sampling.build(table, features)
         drafting = self._drafts.build(drafts, table, inputs, sampling)
         runner = self.parts.runner = ModelRunner(
             model=self._capturing.step_model(model, is_greedy, inputs.max_tokens, drafting.max_drafts),
@@ -228,7 +223,6 @@ class WorkerBuilder:
             max_drafts=drafting.max_drafts,
         )
         self._rebuild.run = partial(self._serve, runner, step_model, cache.tensors)
-        self._sampling.prepare_grammars()
         return info(
             cache.num_blocks,
             reasons=tuple(self._reasons),

@@ -13,12 +13,14 @@ from tests.helpers.engine_machine import assert_idle, request, run
 from tests.helpers.tiered import Tiered
 
 from fwk.engine.core import Engine
-from fwk.engine.gate import MAX_OPEN, GrammarGate
+from fwk.engine.gate import MAX_OPEN
 from fwk.engine.sequence import Sequence as WaitingSequence
+from fwk.interfaces.feature import EnginePartContext
 from fwk.interfaces.prefix_cache import CacheTier, CacheTierContext
 from fwk.types import GrammarRequest, Request, SamplingParams
 from fwk_cache.host import HostOptions
 from fwk_cache.host.tier import HostTier
+from fwk_grammar.grammar_masks.engine import GrammarGate
 from fwk_kit.testing.fake_engine import VOCAB, make_engine, reference
 
 PROMPT = [(7 * i) % VOCAB for i in range(41)]
@@ -207,7 +209,8 @@ def test_a_reader_that_raises_is_a_miss(make: Callable[..., Made], caplog: pytes
 
 def test_many_that_are_ready_do_not_keep_another_from_becoming_so() -> None:
     """A gate prepares for so many at a time; one that comes before them in the queue is prepared for all the same."""
-    gate = GrammarGate(lambda name, *args: [[True] * len(args[0])] if name == "grammars_ready" else [0])
+    context = EnginePartContext("x", lambda name, *args: [[True] * len(args[0])] if name == "ready" else [0])
+    gate = GrammarGate(context)
     params = SamplingParams(max_tokens=1, grammar=GrammarRequest("regex", "a"))
     for i in range(MAX_OPEN + 1):
         gate.poll()

@@ -104,11 +104,8 @@ def part_for(frontend: Any, engines: ModelEngines, **options: Any) -> AdapterNam
 @pytest.fixture
 def frontend(engines: ModelEngines) -> Any:
     text: Any = SimpleNamespace(limits=PromptLimits())
-    grammars: Any = SimpleNamespace(kinds=frozenset(), check=lambda grammar: None, use=lambda name: None)
     plugins: Any = SimpleNamespace(family=lambda name: [])
-    frontend = ServerFrontend(
-        ModelCard("tiny", "p", 1, 64, 320), text, engines, plugins, Observers(), {}, grammars, text
-    )
+    frontend = ServerFrontend(ModelCard("tiny", "p", 1, 64, 320), text, engines, plugins, Observers(), {}, text)
     yield frontend
     frontend.close()
 

@@ -1,4 +1,4 @@
-"""Build what a worker chooses tokens with: the grammars, the logits processors and the sampler."""
+"""Build what a worker chooses tokens with: the logits processors, masks of grammars first, and the sampler."""
 
 from __future__ import annotations
 
@@ -15,29 +15,26 @@ from fwk.errors import ConfigError, in_range, shaped
 from fwk.features.worker import WorkerFeatures
 from fwk.interfaces.device import Upload
 from fwk.interfaces.grammar import Grammar
-from fwk.interfaces.grammar_masks import GrammarProcessor, GrammarStore
+from fwk.interfaces.grammar_masks import GrammarProcessor
 from fwk.interfaces.native import NativeThreads
 from fwk.interfaces.sampling import LogitsProcessor, Sampler, SamplerSpec, SamplingContext
 from fwk.plugins.answers import checked
 from fwk.setup.resolve import ModelSetup
 from fwk.text import ModelText, model_text
-from fwk.text.grammars import Grammars
 from fwk.worker.runner.sequence_table import SequenceTable
 from fwk.worker.sampling.pipeline import Place, SamplingPipeline
 from fwk.worker.sampling.processors import WorkerProcessors
 
 
 class SamplingBuilder:
-    """Builds the ``SamplingPipeline`` of one worker; grammars are there before it.
+    """Builds the ``SamplingPipeline`` of one worker.
 
     chosen: names of what was chosen, by family. upload: brings an array to the device.
 
-    - ``grammars``: those of the sequences that run, once there is what masks by them.
     - ``processors``: once the pipeline is built.
     """
 
     processors: WorkerProcessors | None = None
-    grammars: GrammarStore | None = None
     _masks: GrammarProcessor | None = None
 
     def __init__(
@@ -54,39 +51,19 @@ class SamplingBuilder:
         self._device = device
         self._threads = threads
         self._upload = upload
-        opened = setup.opened
-        self._compiler = Grammars(setup.factory, self._text, opened.config.vocab_size, opened.eos_token_ids)
         self._chosen = chosen
         chosen.setdefault("grammar", "none")
 
-    def use_grammars(self, features: WorkerFeatures) -> dict[str, Callable[..., Any]]:
-        """What the engine can call of grammars, by name: nothing where none is masked by.
-
-        Raises ``ConfigError`` where a backend was named and no feature masks.
-        """
+    def settle_grammars(self, features: WorkerFeatures) -> None:
+        """Do without a grammar backend where no feature masks by it. Raises ``ConfigError`` where one was named."""
         name = self._chosen["grammar"]
-        if name == "none":
-            return {}
-        store = self.grammars = features.grammars(self._compiler.compile)
-        if store is None:
+        if name != "none" and not features.keeps_grammars:
             if self._config.engine.grammar_backend == name:
                 raise ConfigError(
                     f"--grammar-backend {name}: no feature that is installed and on masks by grammars; fwk's is "
                     "features.grammar_masks (fwk plugins list)"
                 )
             self._chosen["grammar"] = "none"
-            return {}
-        self._compiler.use(name)
-        return {
-            "prepare_grammar": store.prepare,
-            "grammars_ready": store.ready,
-            "release_grammar": store.release,
-        }
-
-    def prepare_grammars(self) -> None:
-        """Begin to build the backend of grammars, for which no step waits."""
-        if self.grammars is not None:
-            self.grammars.begin(self._compiler.build)
 
     def grammar(self, slot: int) -> Grammar | None:
         """That of the sequence in a slot; None without one."""
@@ -101,14 +78,14 @@ class SamplingBuilder:
     def _text(self) -> ModelText:
         return model_text(self._setup.opened.checkpoint, self._config.model, self._setup.opened.config.vocab_size)
 
-    def build(self, table: SequenceTable) -> SamplingPipeline:
+    def build(self, table: SequenceTable, features: WorkerFeatures) -> SamplingPipeline:
         """From logits to tokens of the sequences in a table."""
         opened, factory = self._setup.opened, self._setup.factory
         vocab_size, text = opened.config.vocab_size, functools.cache(self._text)
 
         @functools.cache
         def token_bytes() -> list[bytes]:
-            return text().vocabulary.all_bytes(vocab_size)
+            return text().all_bytes(vocab_size)
 
         context = partial(
             SamplingContext,
@@ -124,8 +101,10 @@ class SamplingBuilder:
         sampler: Sampler = factory.build("samplers", context)
         checked(factory.item("samplers"), sampler, sample=_picked)
         processors: dict[Place, LogitsProcessor] = {}
-        if self.grammars is not None:
-            processors[Place(-1, "")] = self._masks = self.grammars.masks(context(), table, sampler.mask)
+        if self._chosen["grammar"] != "none":
+            self._masks = features.masks(context(), table, sampler.mask)
+        if self._masks is not None:
+            processors[Place(-1, "")] = self._masks
         own = WorkerProcessors(factory, context)
         processors |= own.build_all()
         declaration = factory.item("samplers").declaration

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fwk.errors import BlameSequence, InvalidRequest, one_line_traceback
 from fwk.interfaces.grammar import Grammar
-from fwk.interfaces.grammar_masks import GrammarProcessor, GrammarStore, Mask
+from fwk.interfaces.grammar_masks import GrammarProcessor, Mask
 from fwk.interfaces.sampling import LogitsView, SamplingContext
 from fwk.interfaces.step import SequenceRecords
 from fwk.types import GrammarKind, GrammarRequest, SamplingParams
@@ -26,7 +26,7 @@ NUM_THREADS = 2
 NUM_KEPT = 32
 """Compiled grammars kept when no sequence waits for them, the least recently used forgotten first.
 
-A server bounds what one of them may allocate (``fwk.server.helper``), so this bounds the cache's bytes too."""
+A server bounds what one of them may allocate (``jobs.MAX_BYTES``), so this bounds the cache's bytes too."""
 
 Compile = Callable[[GrammarRequest], Grammar]
 
@@ -40,7 +40,7 @@ class _Compiled:
     num_waiting: int = 0
 
 
-class CompiledGrammars(GrammarStore):
+class CompiledGrammars:
     """Compiles grammars in threads of its own, and keeps them for those who will ask again.
 
     What it does follows from the order of the calls alone, so that the workers of a group number grammars alike.
@@ -81,10 +81,6 @@ class CompiledGrammars(GrammarStore):
         entry.num_waiting = max(entry.num_waiting - 1, 0)
         self._forget()
         return entry.future.result().fork()
-
-    def masks(self, context: SamplingContext, table: SequenceRecords, mask: Mask) -> GrammarProcessor:
-        """What masks the sequences of a table."""
-        return GrammarMasks(context, self, table, mask)
 
     def close(self) -> None:
         """Compile nothing more."""
