@@ -13,8 +13,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests.helpers.images import write_vision
-from tests.helpers.internvl import write_internvl
-from tests.helpers.mistral3 import write_mistral3
 from tests.helpers.qwen_vl import write_qwen_vl
 from tests.helpers.vision_models import write_seeing
 
@@ -38,8 +36,8 @@ SEEING: dict[str, Seeing] = {
     "gemma3": Seeing(partial(write_seeing, name="gemma3"), "Gemma3ForCausalLM"),
     "pixtral": Seeing(partial(write_seeing, name="pixtral"), "MistralForCausalLM"),
     "llava_onevision": Seeing(partial(write_seeing, name="llava_onevision"), "Qwen2ForCausalLM"),
-    "internvl": Seeing(partial(write_internvl, kind="qwen2"), "Qwen2ForCausalLM"),
-    "mistral3": Seeing(write_mistral3, "MistralForCausalLM"),
+    "internvl": Seeing(partial(write_seeing, name="internvl"), "Qwen2ForCausalLM"),
+    "mistral3": Seeing(partial(write_seeing, name="mistral3"), "MistralForCausalLM"),
 }
 
 

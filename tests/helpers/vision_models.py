@@ -21,14 +21,32 @@ from fwk_loaders.dummy.tokenizer import build_tokenizer
 from tests.helpers.checkpoints import SMALL, VOCAB, WINDOWS, randomise
 from tests.helpers.images import VISION
 from tests.helpers.lazy import lazy
-from tests.helpers.mistral3 import EYES as PIXTRAL
 
 transformers = lazy("transformers")
 onevision = lazy("transformers.models.llava_onevision.image_processing_pil_llava_onevision")
 pixtral = lazy("transformers.models.pixtral.image_processing_pil_pixtral")
 gemma3 = lazy("transformers.models.gemma3.image_processing_pil_gemma3")
+llava = lazy("transformers.models.llava.image_processing_pil_llava")
+got_ocr2 = lazy("transformers.models.got_ocr2.image_processing_pil_got_ocr2")
 
 MEANS: dict[str, Any] = {"image_mean": [0.5, 0.4, 0.6], "image_std": [0.5, 0.25, 0.3]}
+PIXTRAL: dict[str, Any] = {
+    "model_type": "pixtral", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "intermediate_size": 48, "image_size": 48, "patch_size": 4,
+}  # fmt: skip
+INTERN: dict[str, Any] = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48,
+    "image_size": [16, 16], "patch_size": [4, 4], "layer_scale_init_value": 0.7,
+}  # fmt: skip
+INTERNVL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "internvl": ({"model_type": "qwen2"}, {}),
+    "internvl_qwen3": (
+        {"model_type": "qwen3", "head_dim": 32},
+        {"norm_type": "rms_norm", "use_qk_norm": True},
+    ),
+    "internvl_llama": ({"model_type": "llama"}, {"attention_bias": True, "use_mean_pooling": False}),
+}
+"""InternVL's text models, each with an encoder of another make."""
 Changes = dict[str, Any]
 
 
@@ -91,6 +109,39 @@ def _pixtral(first: int) -> Any:
     )
 
 
+def _llava(first: int, **changes: Any) -> Any:
+    return transformers.LlavaConfig(
+        text_config={"model_type": "llama", **SMALL},
+        vision_config={"model_type": "clip_vision_model", **VISION, "num_hidden_layers": 3},
+        image_token_index=first,
+        attn_implementation="eager",
+        **changes,
+    )
+
+
+def _mistral3(first: int) -> Any:
+    text = {"model_type": "mistral", **SMALL, "rms_norm_eps": 1e-5, "sliding_window": None, "head_dim": 32}
+    return transformers.Mistral3Config(
+        text_config=text,
+        vision_config=PIXTRAL,
+        image_token_index=first,
+        tie_word_embeddings=False,
+        attn_implementation="eager",
+    )
+
+
+def _internvl(name: str, first: int) -> Any:
+    text, vision = INTERNVL[name]
+    return transformers.InternVLConfig(
+        text_config={**SMALL, "rms_norm_eps": 1e-5, **text},
+        vision_config={**INTERN, **vision},
+        image_token_id=first,
+        image_seq_length=4,
+        tie_word_embeddings=False,
+        attn_implementation="eager",
+    )
+
+
 def _onevision(first: int) -> Any:
     return transformers.LlavaOnevisionConfig(
         text_config={"model_type": "qwen2", **SMALL, "rms_norm_eps": 1e-5},
@@ -107,7 +158,8 @@ def _onevision(first: int) -> Any:
 class Expanding:
     """A processor of transformers that needs torchvision for videos: its image processor, and its text for each image.
 
-    places: that text, of what the image processor makes and an image's number.
+    places: that text, of what the image processor makes and an image's number. The model is not given what is
+    counted for it.
     """
 
     tokenizer: Any
@@ -120,13 +172,19 @@ class Expanding:
         first, *rest = text.split(self.mark)
         text = first + "".join(self.places(made, number) + part for number, part in enumerate(rest))
         given = self.tokenizer(text, return_tensors=return_tensors, add_special_tokens=add_special_tokens)
-        return {**{name: given[name] for name in ("input_ids", "attention_mask")}, **made}
+        inputs = {name: value for name, value in made.items() if name != "num_patches"}
+        return {**{name: given[name] for name in ("input_ids", "attention_mask")}, **inputs}
 
 
-def _pixtral_places(made: Any, number: int) -> str:
-    height, width = (int(edge) // 4 for edge in made["image_sizes"][number])
+def _pixtral_places(made: Any, number: int, side: int = 4) -> str:
+    """side: of a token's square, in pixels."""
+    height, width = (int(edge) // side for edge in made["image_sizes"][number])
     rows = ["[IMG]" * width] * height
     return "[IMG_BREAK]".join(rows) + "[IMG_END]"
+
+
+def _internvl_places(made: Any, number: int) -> str:
+    return f"<img>{'<IMG_CONTEXT>' * (4 * int(made['num_patches'][number]))}</img>"
 
 
 def _onevision_places(settings: Changes) -> Callable[[Any, int], str]:
@@ -150,7 +208,37 @@ TILES = [[16, 16], [16, 32], [32, 16], [32, 32], [48, 16], [16, 64], [48, 48]]
 PIXTRAL_MARKS = ("[IMG]", "[IMG_BREAK]", "[IMG_END]")
 
 
+def _without_padding(found: Any) -> list[np.ndarray]:
+    """Pixtral's images, each of its own size."""
+    pairs = zip(found["pixel_values"], found["image_sizes"], strict=True)
+    return [pixels[:, :height, :width] for pixels, (height, width) in pairs]
+
+
+LLAVA_FULL = {"vision_feature_layer": -1, "vision_feature_select_strategy": "full", "multimodal_projector_bias": False}
+
+
+def _llava_kind(**changes: Any) -> Kind:
+    """changes: of the config."""
+    return Kind(
+        "Llava",
+        ("<image>",),
+        {"size": {"shortest_edge": 20}, "crop_size": {"height": 16, "width": 16}},
+        partial(_llava, **changes),
+        lambda tokenizer, settings: transformers.LlavaProcessor(
+            llava.LlavaImageProcessorPil(**settings),
+            tokenizer,
+            patch_size=4,
+            vision_feature_select_strategy=changes.get("vision_feature_select_strategy", "default"),
+            num_additional_image_tokens=1,
+        ),
+        package="fwk_models.llava",
+        load="llava:LlavaProcessor",
+    )
+
+
 KINDS: dict[str, Kind] = {
+    "llava": _llava_kind(),
+    "llava_full": _llava_kind(**LLAVA_FULL),
     "pixtral": Kind(
         "Llava",
         PIXTRAL_MARKS,
@@ -161,11 +249,43 @@ KINDS: dict[str, Kind] = {
         ),
         package="fwk_models.llava",
         load="llava:LlavaProcessor",
-        wanted=lambda found: [
-            pixels[:, :height, :width]
-            for pixels, (height, width) in zip(found["pixel_values"], found["image_sizes"], strict=True)
-        ],
+        wanted=_without_padding,
     ),
+    "mistral3": Kind(
+        "Mistral3",
+        PIXTRAL_MARKS,
+        {"size": {"longest_edge": 48}, "patch_size": {"height": 4, "width": 4}, **MEANS},
+        _mistral3,
+        lambda tokenizer, settings: Expanding(
+            tokenizer,
+            pixtral.PixtralImageProcessorPil(**settings | {"patch_size": {"height": 8, "width": 8}}),
+            PIXTRAL_MARKS[0],
+            partial(_pixtral_places, side=8),
+        ),
+        package="fwk_models.mistral3",
+        load="mistral3:Mistral3Processor",
+        wanted=_without_padding,
+    ),
+    **{
+        name: Kind(
+            "InternVL",
+            ("<IMG_CONTEXT>", "<img>", "</img>"),
+            {
+                "size": {"height": 16, "width": 16},
+                "crop_to_patches": True,
+                "min_patches": 1,
+                "max_patches": 6,
+                **MEANS,
+            },
+            partial(_internvl, name),
+            lambda tokenizer, settings: Expanding(
+                tokenizer, got_ocr2.GotOcr2ImageProcessorPil(**settings), "<IMG_CONTEXT>", _internvl_places
+            ),
+            package="fwk_models.internvl",
+            load="internvl:InternVLProcessor",
+        )
+        for name in INTERNVL
+    },
     "llava_onevision": Kind(
         "LlavaOnevision",
         ("<image>", "<video>"),

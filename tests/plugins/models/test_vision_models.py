@@ -23,7 +23,7 @@ from fwk import SamplingParams
 from fwk.config import ModelOptions
 from fwk.errors import ConfigError, InvalidRequest, ModelLoadError
 from fwk.interfaces.loader import LoaderContext
-from fwk.interfaces.multimodal import MediaItem, MultimodalContext
+from fwk.interfaces.multimodal import MediaItem, MultimodalContext, MultimodalProcessor
 from fwk.text import ModelText
 from fwk.types import ModelConfig
 from fwk_loaders.dummy.loader import DummyLoader
@@ -78,7 +78,12 @@ class Reference:
             close(torch.tensor([entry.logprob for entry in found.logprobs]), scores)
 
 
-@pytest.fixture(scope="module", params=KINDS)
+OTHERS = ("llava_full", "internvl_qwen3", "internvl_llama")
+"""Of another text model or encoder than the one before them; tried in the sweep."""
+SOME = [pytest.param(name, marks=[pytest.mark.sweep] * (name in OTHERS)) for name in KINDS]
+
+
+@pytest.fixture(scope="module", params=SOME)
 def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Reference:
     return Reference(request.param, tmp_path_factory.mktemp("model"))
 
@@ -103,6 +108,26 @@ def test_greedy_tokens_and_their_scores(reference: Reference, options: dict[str,
         again = reference.ask(llm, list(CHATS))
     reference.check(again, list(CHATS))
     assert max(done.cached_tokens for done in again) > 0
+
+
+@pytest.mark.gate(1)
+@pytest.mark.parametrize("names", ["of the hub", "new"])
+def test_a_llava_whatever_its_weights_are_called(names: str, tmp_path: Path) -> None:
+    """transformers has changed that twice."""
+    reference = Reference("llava", tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    if names == "of the hub":
+        tensors = {name.replace("vision_tower.", "vision_tower.vision_model."): x for name, x in tensors.items()}
+    else:
+        tensors = {
+            "lm_head.weight"
+            if name == "language_model.lm_head.weight"
+            else "model." + name.replace("language_model.model.", "language_model."): x
+            for name, x in tensors.items()
+        }
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    with fwk.LLM(str(tmp_path), chunked_prefill_size=7, **SMALL) as llm:
+        reference.check(reference.ask(llm, list(CHATS)), list(CHATS))
 
 
 @pytest.mark.sweep
@@ -177,15 +202,45 @@ SIZES: list[tuple[int, int]] = [
     (100, 99),
     (17, 64),
     (640, 480),
+    (8, 9),
+    (333, 222),
+    (60, 61),
 ]
+MORE: dict[str, list[tuple[int, int]]] = {
+    "llava": [(3, 200), (1, 1)],
+    "mistral3": [(9, 90), (400, 40), (2, 3)],
+    "internvl": [(9, 90), (400, 2), (32, 16), (64, 32), (100, 50)],
+}
+"""Small and long ones, which others refuse as transformers does, and those of two tiles."""
+
+
+def processor_of(folder: Path, name: str) -> tuple[ModelText, MultimodalProcessor]:
+    """The text of a checkpoint's model, and fwk's processor of its images; how it merges patches is left to fwk."""
+    kind, checkpoint = KINDS[name], DummyLoader(LoaderContext()).open(folder)
+    [spec] = [
+        s for s in import_module(kind.package).models() if f"{kind.name}ForConditionalGeneration" in s.architectures
+    ]
+    raw = {name: value for name, value in checkpoint.config().items() if name != "spatial_merge_size"}
+    config = ModelConfig.from_dict(spec.normalised(raw), str(folder))
+    text = ModelText(checkpoint, ModelOptions(), config.vocab_size)
+    context = MultimodalContext(config, checkpoint.processor_config(), text, max_pixels=2**20)
+    return text, kind.ours()(context)
 
 
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
+        ("llava", {}),
         ("pixtral", {}),
         ("llava_onevision", {}),
         ("llava_onevision", {"image_grid_pinpoints": [[32, 32], [16, 48]], "resample": 2}),
+        ("mistral3", {}),
+        ("mistral3", {"size": {"longest_edge": 1000}}),
+        ("mistral3", {"size": {"height": 16, "width": 80}}),
+        ("internvl", {}),
+        ("internvl", {"max_patches": 12, "min_patches": 2}),
+        ("internvl", {"max_patches": 1}),
+        ("internvl", {"resample": 2}),
         ("gemma3", {}),
         ("gemma3", {"do_pan_and_scan": True, "pan_and_scan_min_crop_size": 9}),
         ("gemma3", {"do_pan_and_scan": True, "pan_and_scan_max_num_crops": 2, "pan_and_scan_min_crop_size": 30}),
@@ -196,14 +251,8 @@ def test_tokens_and_numbers_are_those_of_transformers(name: str, changes: dict[s
     write_seeing(tmp_path, name, **changes)
     kind, theirs = KINDS[name], reference_processor(tmp_path, name)
     calls = {key: value for key, value in changes.items() if key.startswith(("do_", "pan_"))}
-    checkpoint = DummyLoader(LoaderContext()).open(tmp_path)
-    [spec] = [
-        s for s in import_module(kind.package).models() if f"{kind.name}ForConditionalGeneration" in s.architectures
-    ]
-    config = ModelConfig.from_dict(spec.normalised(checkpoint.config()), str(tmp_path))
-    text = ModelText(checkpoint, ModelOptions(), config.vocab_size)
-    ours = kind.ours()(MultimodalContext(config, checkpoint.processor_config(), text, max_pixels=2**20))
-    for i, size in enumerate(SIZES):
+    text, ours = processor_of(tmp_path, name)
+    for i, size in enumerate(SIZES + MORE.get(name, [])):
         images = [noise(i, *size), noise(100 + i, size[1], size[0])]
         prompt = f"a\n{kind.marks[0]}b\n\n{kind.marks[0]}\n"
         wanted = theirs(text=prompt, images=images, return_tensors="np", add_special_tokens=False, **calls)
@@ -215,9 +264,28 @@ def test_tokens_and_numbers_are_those_of_transformers(name: str, changes: dict[s
             np.testing.assert_array_equal(one, other)
 
 
+def test_a_picture_that_becomes_too_long_is_refused(tmp_path: Path) -> None:
+    write_seeing(tmp_path, "llava")
+    text, ours = processor_of(tmp_path, "llava")
+    prompt = text.encode("a<image>", add_special_tokens=False)
+    with pytest.raises(InvalidRequest, match="it: the image of 2 x 30000 is too long"):
+        ours.process(prompt, [MediaItem("image", encoded(noise(1, 2, 30_000)), "it")])
+
+
 WRONG: list[tuple[str, dict[str, Any], str]] = [
+    ("llava", {"vision_feature_layer": [1, 2]}, "'vision_feature_layer' must name one of the 3 layers, not"),
+    ("llava", {"vision_feature_layer": 9}, "'vision_feature_layer' must name one of the 3 layers, not 9"),
+    ("llava", {"vision_config": {"model_type": "siglip_vision_model"}}, "llava computes 'clip_vision_model' or"),
+    ("llava", {"text_config": {"model_type": "qwen2"}}, "'model_type' is 'qwen2'; llava computes 'llama'"),
     ("pixtral", {"vision_feature_layer": -2}, "'vision_feature_layer' is -2; llava is served with -1 for 'pixtral'"),
     ("pixtral", {"text_config": {"model_type": "qwen2"}}, "'qwen2'; llava computes 'mistral' or 'llama'"),
+    ("mistral3", {"vision_config": None}, "'vision_config' must be an object"),
+    ("mistral3", {"vision_config": {"model_type": "siglip"}}, "'model_type' is 'siglip'; mistral3 computes"),
+    ("mistral3", {"text_config": {"model_type": "gemma"}}, "'gemma'; mistral3 computes 'mistral' or 'll"),
+    ("mistral3", {"vision_feature_layer": -2}, "'vision_feature_layer' is -2; mistral3 is served with -1"),
+    ("internvl", {"vision_config": None}, "'vision_config' must be an object"),
+    ("internvl", {"text_config": {"model_type": "gemma"}}, "'gemma'; internvl computes 'qwen2' or 'qwen3'"),
+    ("internvl", {"vision_feature_layer": -2}, "'vision_feature_layer' is -2; internvl is served with -1"),
     ("llava_onevision", {"vision_feature_select_strategy": "default"}, "is 'default'; llava_onevision is served with"),
     ("llava_onevision", {"vision_feature_layer": [1]}, "'vision_feature_layer' must name one of the 2 layers, not"),
     (
@@ -237,6 +305,24 @@ def test_wrong_configs_are_named(name: str, changes: dict[str, Any], message: st
     change_config(tmp_path, **changes)
     with pytest.raises(ModelLoadError, match=message):
         fwk.LLM(str(tmp_path), **SMALL)
+
+
+WRONG_SETTINGS: list[tuple[str, dict[str, Any], str]] = [
+    ("internvl", {"size": {"height": 32, "width": 32}}, "cuts tiles of 32, the model reads 16 pixels"),
+    ("internvl", {"size": {"height": 32, "width": 16}}, "size must be a square"),
+    ("internvl", {"max_patches": 0}, "min_patches and max_patches must be 1 to 64"),
+    ("mistral3", {"size": {"longest_edge": 0}}, r"preprocessor_config\.json: "),
+    ("mistral3", {"size": {"longest_edge": 10**6}}, r"preprocessor_config\.json: "),
+    ("mistral3", {"size": {"width": 5}}, r"preprocessor_config\.json: "),
+    ("mistral3", {"size": {"longest_edge": "a"}}, r"preprocessor_config\.json: "),
+]
+
+
+@pytest.mark.parametrize(("name", "changes", "message"), WRONG_SETTINGS)
+def test_wrong_settings_are_named(name: str, changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    write_seeing(tmp_path, name, **changes)
+    with pytest.raises(ModelLoadError, match=message):
+        processor_of(tmp_path, name)
 
 
 def test_an_image_whose_tokens_see_each_other_fits_into_a_step(tmp_path: Path) -> None:

@@ -11,8 +11,6 @@ import pytest
 from tests.helpers.checkpoints import VOCAB
 from tests.helpers.encoded_apart import encoded_apart
 from tests.helpers.images import IMAGE_ID, encoded, noise, write_vision
-from tests.helpers.internvl import write_internvl
-from tests.helpers.mistral3 import write_mistral3
 from tests.helpers.qwen_vl import write_qwen_vl
 from tests.helpers.sounds import sound, wav, write_qwen2_audio
 from tests.helpers.vision_models import KINDS, write_seeing
@@ -33,8 +31,6 @@ MODELS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "idefics3": (write_vision, ""),
     "qwen2.5-vl": (partial(write_qwen_vl, kind="Qwen2_5_VL"), QWEN),
     "qwen3-vl": (partial(write_qwen_vl, kind="Qwen3VL"), QWEN),
-    "internvl": (partial(write_internvl, kind="qwen2"), "<IMG_CONTEXT>"),
-    "mistral3": (write_mistral3, "[IMG]"),
     **{name: (partial(write_seeing, name=name), kind.marks[0]) for name, kind in KINDS.items()},
     "qwen2-audio": (write_qwen2_audio, "<|audio_bos|><|AUDIO|><|audio_eos|>"),
 }
