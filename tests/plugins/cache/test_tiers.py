@@ -12,26 +12,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.helpers.tiers import CONTEXT, SIZE, data, key, settled
 
 from fwk.errors import ConfigError
-from fwk.interfaces.prefix_cache import CacheTierContext
 from fwk_cache._common import writer
 from fwk_cache._common.sealed import HEADER_BYTES
 from fwk_cache.file import FileOptions, entry
 from fwk_cache.file.tier import FileTier
 from fwk_cache.host import HostOptions
 from fwk_cache.host.tier import HostTier
-
-SIZE = 4096
-CONTEXT = CacheTierContext(num_blocks=10, block_bytes=SIZE, identity=b"i" * 32)
-
-
-def key(i: int) -> bytes:
-    return i.to_bytes(4, "little") * 8
-
-
-def data(i: int) -> memoryview:
-    return memoryview(random.Random(i).randbytes(SIZE))
 
 
 def buffer() -> memoryview:
@@ -58,14 +47,6 @@ def open_tier(tiers: list[FileTier], folder: Path, *, identity: bytes = b"i" * 3
     return tiers[-1]
 
 
-def settle(one: FileTier) -> None:
-    """Wait until all is written."""
-    end = time.monotonic() + 20
-    while one._writer.waiting and time.monotonic() < end:
-        time.sleep(0.002)
-    assert not one._writer.waiting
-
-
 def files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
@@ -74,8 +55,7 @@ def fill(tiers: list[FileTier], folder: Path, count: int) -> FileTier:
     one = open_tier(tiers, folder)
     for i in range(count):
         assert one.put(key(i), data(i))
-    settle(one)
-    return one
+    return settled(one)
 
 
 def misses(one: FileTier, i: int) -> bool:
@@ -190,7 +170,7 @@ def test_a_damaged_file_is_a_miss_and_is_replaced(tiers: list[FileTier], folder:
     assert misses(one, 0)
     assert not one.contains(key(0)), "it would be asked for again and again"
     one.put(key(0), data(0))
-    settle(one)
+    settled(one)
     assert not misses(one, 0)
 
 
@@ -243,11 +223,11 @@ def test_the_folder_stays_below_its_size(tiers: list[FileTier], folder: Path) ->
     other = open_tier(tiers, folder, identity=b"j" * 32, gigabytes=1e-4)
     for i in range(10):
         other.put(key(i), data(i))
-    settle(other)
+    settled(other)
     one = open_tier(tiers, folder, gigabytes=1e-4)
     for i in range(100):
         one.put(key(i), data(i))
-        settle(one)
+        settled(one)
         assert one.contains(key(0))
         assert sum(path.stat().st_size for path in files(folder)) <= 100_000
     assert one.contains(key(99))
@@ -266,8 +246,8 @@ def _write_many(folder: str, seed: int) -> None:
             assert into == data(i)
         one.put(key(i), data(i))
         if rng.random() < 0.1:
-            settle(one)
-    settle(one)
+            settled(one)
+    settled(one)
     one.close()
 
 
@@ -295,7 +275,7 @@ def test_a_full_disk_is_told_once(tiers: list[FileTier], folder: Path, caplog, m
     with caplog.at_level(logging.WARNING):
         for i in range(1, 6):
             one.put(key(i), data(i))
-            settle(one)
+            settled(one)
     assert [record.getMessage().count("No space left") for record in caplog.records] == [1]
     assert len(files(folder)) == 1
     assert [misses(one, i) for i in range(3)] == [False, True, True]
@@ -303,7 +283,7 @@ def test_a_full_disk_is_told_once(tiers: list[FileTier], folder: Path, caplog, m
     assert "No space left" in one.trouble
     monkeypatch.setattr(entry.os, "replace", write)
     one.put(key(7), data(7))
-    settle(one)
+    settled(one)
     assert not misses(one, 7)
     assert one.trouble is None
 
@@ -312,7 +292,7 @@ def test_after_a_failed_write_it_pauses(tiers: list[FileTier], folder: Path, mon
     one = open_tier(tiers, folder)
     monkeypatch.setattr(entry, "write", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
     one.put(key(1), data(1))
-    settle(one)
+    settled(one)
     assert not one.put(key(2), data(2))
 
 
@@ -325,7 +305,7 @@ def test_a_folder_removed_while_serving_costs_misses(tiers: list[FileTier], fold
     folder.rmdir()
     assert misses(one, 0)
     one.put(key(3), data(3))
-    settle(one)
+    settled(one)
     assert misses(one, 3)
 
 
@@ -346,7 +326,7 @@ def test_closing_gives_up_in_time(folder: Path, monkeypatch) -> None:  # type: i
     started = time.monotonic()
     one.close()
     assert time.monotonic() - started < 1.7  # of the two seconds that all take
-    settle(one)
+    settled(one)
 
 
 def test_abandoned_files_are_cleared_away(tiers: list[FileTier], folder: Path) -> None:
