@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.helpers.interpreted import interpreted
 from tests.helpers.pretend_cuda import EXACT, Steps, serving, triton_kernels
+from tests.helpers.pretend_cuda.steps import Said, assert_same, said
 from tests.helpers.tiny import save_llama
 
 import fwk
@@ -82,17 +83,9 @@ ASKED: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
-Said = list[tuple[list[int], list[float]]]
-
-
-def said(llm: fwk.LLM, sampling: Any) -> tuple[Said, EngineStats]:
-    done = llm.generate(PROMPTS, sampling)
-    return [(one.token_ids, [found.logprob for found in one.logprobs or []]) for one in done], llm.engine.stats()
-
-
 def on_cpu(model: Path, sampling: Any) -> Said:
     with fwk.LLM(str(model), device="cpu", **OPTIONS) as llm:
-        return said(llm, sampling)[0]
+        return said(llm, sampling, PROMPTS)
 
 
 def foretell(patch: pytest.MonkeyPatch, texts: list[list[int]]) -> None:
@@ -142,14 +135,12 @@ def elsewhere(
     steps = Steps(patch)
     foretell(patch, [prompt + tokens for prompt, (tokens, _) in zip(PROMPTS, wanted, strict=True)])
     with triton_kernels(), serving(model, steps, **OPTIONS | NGRAM | options) as llm:
-        return *said(llm, sampling), steps
+        return said(llm, sampling, PROMPTS), llm.engine.stats(), steps
 
 
 def check(found: Said, wanted: Said, stats: EngineStats, steps: Steps, least: float = 0.4) -> None:
     """least: of the drafts that are accepted."""
-    for mine, other in zip(found, wanted, strict=True):
-        assert mine[0] == other[0]
-        assert mine[1] == pytest.approx(other[1], abs=1e-4)
+    assert_same(found, wanted)
     steps.assert_one_wait()
     assert least * stats.draft_tokens < stats.accepted_draft_tokens < stats.draft_tokens
     assert steps.num_in_flight().count(2) > 3
@@ -220,12 +211,12 @@ def test_text_that_repeats_fewer_tokens_than_are_in_flight_is_drafted(
     model, sampling = save_loops(tmp_path / "model", period), asks(max_tokens=32)
     options = {**OPTIONS, "load_format": "auto"}
     with fwk.LLM(str(model), device="cpu", **options) as llm:
-        wanted, _ = said(llm, sampling)
+        wanted = said(llm, sampling, PROMPTS)
     assert all(tokens[8:-period] == tokens[8 + period :] for tokens, _ in wanted)
     steps = Steps(monkeypatch)
     options |= {**NGRAM, **EAGER, "speculative_algorithm": decoder}
     with triton_kernels(), serving(model, steps, **options) as llm:
-        found, stats = said(llm, sampling)
+        found, stats = said(llm, sampling, PROMPTS), llm.engine.stats()
     assert found == wanted
     steps.assert_one_wait()
     assert steps.num_in_flight().count(2) > 3

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 from tests.helpers.draft_heads import knows_words, save_eagle3, save_medusa
-from tests.helpers.pretend_cuda import EXACT, JOURNAL, Steps, serving
+from tests.helpers.pretend_cuda import EXACT, Steps, serving
+from tests.helpers.pretend_cuda.steps import Said, assert_same, said
 from tests.helpers.tiny import save_llama
 
 import fwk
 from fwk import GrammarRequest, SamplingParams
 from fwk.types import EngineStats
-from fwk_loaders.dummy.loader import DummyCheckpoint
 
 PROMPTS = [[1, 7, 3, 9] * 9, list(range(40, 75)), [5, 5, 6]]
 OPTIONS: dict[str, Any] = {
@@ -61,19 +61,10 @@ EARLY: dict[str, tuple[str, Any, dict[str, Any]]] = {
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     save_llama(folder / "target", seed=1)
-    DummyCheckpoint(folder / "target").tokenizer().save(str(folder / "target" / "tokenizer.json"))
     save_llama(folder / "standalone", seed=1, noise=0.02)
     knows_words(save_eagle3(folder / "eagle3"), WORDS)
     save_medusa(folder / "medusa", 4)
     return folder
-
-
-Said = list[tuple[list[int], list[float]]]
-
-
-def said(llm: fwk.LLM, sampling: Any) -> tuple[Said, EngineStats]:
-    done = llm.generate(PROMPTS, sampling)
-    return [(one.token_ids, [found.logprob for found in one.logprobs or []]) for one in done], llm.engine.stats()
 
 
 def options_of(models: Path, kind: str, more: dict[str, Any]) -> dict[str, Any]:
@@ -82,20 +73,20 @@ def options_of(models: Path, kind: str, more: dict[str, Any]) -> dict[str, Any]:
 
 def elsewhere(models: Path, sampling: Any, options: dict[str, Any], steps: Steps) -> tuple[Said, EngineStats]:
     with serving(models / "target", steps, **options) as llm:
-        return said(llm, sampling)
+        return said(llm, sampling, PROMPTS), llm.engine.stats()
 
 
-def check(models: Path, monkeypatch: pytest.MonkeyPatch, asked: tuple[str, Any, dict[str, Any]]) -> Steps:
+def check(
+    models: Path, monkeypatch: pytest.MonkeyPatch, asked: tuple[str, Any, dict[str, Any]], reads_drafts: bool = False
+) -> None:
     """The CPU's tokens and the CPU's drafts, and nothing that a device would trip over."""
     kind, sampling, more = asked
     options = options_of(models, kind, more)
     with fwk.LLM(str(models / "target"), device="cpu", **options) as llm:
-        wanted, drafted = said(llm, sampling)
+        wanted, drafted = said(llm, sampling, PROMPTS), llm.engine.stats()
     steps = Steps(monkeypatch)
     found, there = elsewhere(models, sampling, options, steps)
-    for mine, other in zip(found, wanted, strict=True):
-        assert mine[0] == other[0]
-        assert mine[1] == pytest.approx(other[1], abs=1e-4)
+    assert_same(found, wanted)
     if not more.get("speculative_adaptive"):  # else the depth is that of the whole step, and steps are cut otherwise
         assert there.draft_tokens == drafted.draft_tokens
         assert there.accepted_by_position == drafted.accepted_by_position
@@ -103,21 +94,16 @@ def check(models: Path, monkeypatch: pytest.MonkeyPatch, asked: tuple[str, Any, 
     assert there.verify_seconds > 0
     if kind != "medusa":
         assert there.accepted_draft_tokens > 0
-    assert JOURNAL.faults == []
-    assert JOURNAL.of_kind("pageable") == {}
-    assert max(steps.waits("launch")) == 0, dict(JOURNAL.syncs)
-    return steps
+    steps.assert_one_wait(reads_drafts=reads_drafts)
 
 
 @pytest.mark.gate(1)
 @pytest.mark.parametrize("name", ASKED)
 def test_drafting_waits_for_nothing(models: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    steps = check(models, monkeypatch, ASKED[name])
-    assert max(steps.waits("collect")) == 1, dict(JOURNAL.syncs)
-    assert JOURNAL.of_kind("blocking") == {}
+    check(models, monkeypatch, ASKED[name])
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("name", EARLY)
 def test_what_reads_drafts_knows_them(models: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    check(models, monkeypatch, EARLY[name])
+    check(models, monkeypatch, EARLY[name], reads_drafts=True)

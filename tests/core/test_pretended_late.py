@@ -9,14 +9,14 @@ import msgspec
 import pytest
 from tests.helpers.draft_heads import knows_words, save_eagle, save_eagle3, save_medusa
 from tests.helpers.interpreted import interpreted
-from tests.helpers.pretend_cuda import EXACT, JOURNAL, Steps, serving, triton_kernels
+from tests.helpers.pretend_cuda import EXACT, Steps, serving, triton_kernels
+from tests.helpers.pretend_cuda.steps import Said, assert_same, said
 from tests.helpers.tiny import save_llama
 
 import fwk
 from fwk import SamplingParams
 from fwk.engine.scheduler import Scheduler
 from fwk.types import EngineStats
-from fwk_loaders.dummy.loader import DummyCheckpoint
 
 pytestmark = interpreted
 
@@ -68,7 +68,6 @@ ASKED: dict[str, tuple[str, Any, dict[str, Any]]] = {
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     save_llama(folder / "target", seed=1)
-    DummyCheckpoint(folder / "target").tokenizer().save(str(folder / "target" / "tokenizer.json"))
     save_llama(folder / "standalone", seed=1, noise=0.02)
     with fwk.LLM(str(folder / "target"), device="cpu", **OPTIONS) as llm:
         words = sorted({token for one in llm.generate(PROMPTS, asks()) for token in one.token_ids})
@@ -98,20 +97,12 @@ def drafted(monkeypatch: pytest.MonkeyPatch) -> Drafted:
     return found
 
 
-Said = list[tuple[list[int], list[float]]]
-
-
-def said(llm: fwk.LLM, sampling: Any) -> tuple[Said, EngineStats]:
-    done = llm.generate(PROMPTS, sampling)
-    return [(one.token_ids, [found.logprob for found in one.logprobs or []]) for one in done], llm.engine.stats()
-
-
 def elsewhere(models: Path, asked: tuple[str, Any, dict[str, Any]], steps: Steps) -> tuple[Said, EngineStats]:
     kind, sampling, more = asked
     own = {"speculative_algorithm": kind, "speculative_draft_model_path": str(models / kind)}
     options = {**OPTIONS, **DRAFTS, **own, "attention_backend": "triton", **more}
     with triton_kernels(), serving(models / "target", steps, **options) as llm:
-        return said(llm, sampling)
+        return said(llm, sampling, PROMPTS), llm.engine.stats()
 
 
 def from_each_text(
@@ -130,19 +121,12 @@ def check(models: Path, asked: tuple[str, Any, dict[str, Any]], drafted: Drafted
     """Tokens of the CPU without drafts, drafts of the CPU without overlap, and nothing a device would trip over."""
     kind, sampling, _ = asked
     with fwk.LLM(str(models / "target"), device="cpu", **OPTIONS) as llm:
-        wanted, _ = said(llm, sampling)
+        wanted = said(llm, sampling, PROMPTS)
     drafted.clear()
     found, stats = elsewhere(models, asked, steps)
-    for mine, other in zip(found, wanted, strict=True):
-        assert mine[0] == other[0]
-        assert mine[1] == pytest.approx(other[1], abs=1e-4)
-    assert JOURNAL.faults == []
-    assert max(steps.waits("launch")) == 0, dict(JOURNAL.syncs)
+    assert_same(found, wanted)
     each = sampling if isinstance(sampling, list) else [sampling] * len(PROMPTS)
-    if not any(one.frequency_penalty for one in each):  # a penalty reads each draft
-        assert max(steps.waits("collect")) == 1, dict(JOURNAL.syncs)
-        assert JOURNAL.of_kind("blocking") == {}
-    assert JOURNAL.of_kind("pageable") == {}
+    steps.assert_one_wait(reads_drafts=any(one.frequency_penalty for one in each))
     assert steps.num_in_flight().count(2) > 3
     mine: dict[tuple[int, ...], tuple[list[int], SamplingParams]] = {}
     for prompt, (tokens, _), one in zip(PROMPTS, wanted, each, strict=True):
@@ -181,7 +165,7 @@ def test_steps_run_ahead_of_drafts_made_late(
 @pytest.mark.sweep
 def test_a_stop_token_ends_one_of_two_texts(models: Path, monkeypatch: pytest.MonkeyPatch, drafted: Drafted) -> None:
     with fwk.LLM(str(models / "target"), device="cpu", **OPTIONS) as llm:
-        tokens = said(llm, asks())[0][0][0]
+        tokens = said(llm, asks(), PROMPTS)[0][0]
     steps = Steps(monkeypatch)
     for place in (4, 5, 6, 7):
         stop = tokens[place]

@@ -12,7 +12,8 @@ from safetensors.torch import load_file, save_file
 from tests.helpers.architectures import KINDS, write
 from tests.helpers.draft_heads import knows_words, save_eagle3, save_medusa, save_mtp
 from tests.helpers.interpreted import interpreted
-from tests.helpers.pretend_cuda import EXACT, JOURNAL, Steps, serving, triton_kernels
+from tests.helpers.pretend_cuda import EXACT, Steps, serving, triton_kernels
+from tests.helpers.pretend_cuda.steps import Said, assert_same, said
 from tests.helpers.tiny import save_llama
 
 import fwk
@@ -20,7 +21,6 @@ from fwk import SamplingParams
 from fwk.engine.scheduler import Scheduler
 from fwk.engine.sequence import Status
 from fwk.types import EngineStats
-from fwk_loaders.dummy.loader import DummyCheckpoint
 from fwk_speculative.drafting.draft_tree import DraftTree, accepted_in_trees
 from fwk_speculative.drafting.drafting import DecoderDrafting
 
@@ -92,7 +92,6 @@ QUICK = ("Medusa alongside a sampled one", "MTP")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     save_llama(folder / "target", seed=1, tie_word_embeddings=False)
-    DummyCheckpoint(folder / "target").tokenizer().save(str(folder / "target" / "tokenizer.json"))
     only_words(folder / "target", "lm_head.weight")
     knows_words(save_eagle3(folder / "eagle3"), WORDS)
     only_words(save_medusa(folder / "medusa", 4), *(f"{i}.1.weight" for i in range(4)))
@@ -137,14 +136,6 @@ def drafted(monkeypatch: pytest.MonkeyPatch) -> Drafted:
     return found
 
 
-Said = list[tuple[list[int], list[float]]]
-
-
-def said(llm: fwk.LLM, sampling: Any, prompts: list[list[int]]) -> Said:
-    done = llm.generate(prompts, sampling)
-    return [(one.token_ids, [found.logprob for found in one.logprobs or []]) for one in done]
-
-
 def target_of(models: Path, kind: str) -> str:
     """A predictor is a layer of its target; the others draft for one of their own."""
     return str(models / ("mtp" if kind == "mtp" else "target"))
@@ -177,16 +168,9 @@ def check(models: Path, case: Case, drafted: Drafted, steps: Steps) -> EngineSta
     wanted = on_cpu(models, kind, sampling, **numbers)
     drafted.clear()
     (found,), stats = elsewhere(models, case, steps, PROMPTS)
-    for mine, other in zip(found, wanted, strict=True):
-        assert mine[0] == other[0]
-        assert mine[1] == pytest.approx(other[1], abs=1e-4)
-    assert JOURNAL.faults == []
-    assert max(steps.waits("launch")) == 0, dict(JOURNAL.syncs)
+    assert_same(found, wanted)
     each = sampling if isinstance(sampling, list) else [sampling] * len(PROMPTS)
-    if not any(one.frequency_penalty for one in each):  # their trees the host must know
-        assert max(steps.waits("collect")) == 1, dict(JOURNAL.syncs)
-        assert JOURNAL.of_kind("blocking") == {}
-    assert JOURNAL.of_kind("pageable") == {}
+    steps.assert_one_wait(reads_drafts=any(one.frequency_penalty for one in each))
     assert steps.num_in_flight().count(2) > 3
     ahead = [(p + tokens, one) for p, (tokens, _), one in zip(PROMPTS, wanted, each, strict=True)
              if not one.frequency_penalty]  # fmt: skip

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import fwk
+from fwk import SamplingParams
 from fwk.worker.worker import LocalWorker
 from tests.helpers.pretend_cuda.device import pretended
 from tests.helpers.pretend_cuda.tensors import JOURNAL
@@ -49,13 +50,32 @@ class Steps:
         """How many steps were in flight after each half: two where one was launched before the last was collected."""
         return list(accumulate(1 if half == "launch" else -1 for half, _ in self.halves))
 
-    def assert_one_wait(self) -> None:
-        """No launch waited, a collected step once, and nothing was copied as a device would not have it."""
+    def assert_one_wait(self, reads_drafts: bool = False) -> None:
+        """No launch waited, a collected step once, and nothing was copied as a device would not have it.
+
+        reads_drafts: the host must know drafts before they are verified, and so waits for each.
+        """
         assert JOURNAL.faults == []
         assert max(self.waits("launch")) == 0, dict(JOURNAL.syncs)
-        assert max(self.waits("collect")) == 1, dict(JOURNAL.syncs)
-        assert JOURNAL.of_kind("blocking") == {}
         assert JOURNAL.of_kind("pageable") == {}
+        if not reads_drafts:
+            assert max(self.waits("collect")) == 1, dict(JOURNAL.syncs)
+            assert JOURNAL.of_kind("blocking") == {}
+
+
+Said = list[tuple[list[int], list[float]]]
+"""Of each request its tokens and their log-probabilities."""
+
+
+def said(llm: fwk.LLM, sampling: SamplingParams | list[SamplingParams], prompts: list[list[int]]) -> Said:
+    done = llm.generate(prompts, sampling)
+    return [(one.token_ids, [found.logprob for found in one.logprobs or []]) for one in done]
+
+
+def assert_same(found: Said, wanted: Said) -> None:
+    for mine, other in zip(found, wanted, strict=True):
+        assert mine[0] == other[0]
+        assert mine[1] == pytest.approx(other[1], abs=1e-4)
 
 
 @contextmanager
