@@ -229,6 +229,11 @@ class TestAllowedTokenIds(LogitsProcessorSuite):
     asks = ({"allowed_token_ids": [3, 4, 9]}, {"allowed_token_ids": [11]})
 
 
+class TestBadWords(LogitsProcessorSuite):
+    plugin = "bad_words"
+    asks = ({"bad_word_token_ids": [[16, 50], [5]]}, {"bad_word_token_ids": [[5, 9], [3, 3, 7]]})
+
+
 class TestMinTokens(LogitsProcessorSuite):
     plugin = "min_tokens"
     asks = ({"min_tokens": 5}, {"min_tokens": 3, "stop_token_ids": [9]})

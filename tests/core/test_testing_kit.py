@@ -91,8 +91,7 @@ def test_every_installed_plugin_of_ours_is_under_contract() -> None:
 
 ELSEWHERE = {
     "models.qwen2_vl", "models.qwen3_vl", "models.qwen3_5_vl",
-    "loaders.dummy", "logits_processors.logit_bias", "logits_processors.min_tokens", "logits_processors.bad_words",
-    "logits_processors.allowed_token_ids", "logits_processors.prefix_tree", "dialects.playground", "dialects.scoring",
+    "loaders.dummy", "logits_processors.prefix_tree", "dialects.playground", "dialects.scoring",
     "dialects.openai-audio", "features.beam_search", "features.transcription",
     *(f"speculative.{name}" for name in ("standalone", "eagle", "eagle3", "medusa", "mtp")),
     *(f"models.{name}" for name in (

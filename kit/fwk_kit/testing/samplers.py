@@ -85,7 +85,7 @@ class SamplerSuite(ServedSuite):
         assert chi_square_is_plausible(counts, logits[0, kept].double().softmax(0).numpy() * 2000)
 
     def test_a_pick_is_the_same_alone_and_in_any_batch(self, item: Registered) -> None:
-        logits, count = logits_of(24, 1234), 24
+        logits, count = logits_of(24, 12_345), 24
         rows = rows_of(np.arange(count) * 7 + 2**40, np.arange(count) * 3, np.arange(count) % 5 == 0)
         together = self.sample(item, logits, rows)
         order = np.random.default_rng(0).permutation(count)
@@ -131,7 +131,7 @@ class SamplerSuite(ServedSuite):
 
     def test_broken_rows_say_so(self, item: Registered) -> None:
         """NaN, +inf, or nothing left: -1, greedy or not, and the others stand."""
-        logits = torch.zeros(5, 40)
+        logits = torch.zeros(5, 5000)
         logits[0, 3], logits[1, 3], logits[2] = float("nan"), INF, -INF
         logits[3, 8] = logits[4, 8] = 60.0
         for greedy in (True, False):

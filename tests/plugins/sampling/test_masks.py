@@ -114,16 +114,6 @@ def test_each_row_has_its_own_bad_words_and_text(apply: Any) -> None:
     assert forbidden(apply(BadWords, random_logits(3), settings, [[1], [1, 2], [1, 2]])) == [[9], [], [3, 4]]
 
 
-def test_rows_of_one_sequence_see_their_own_part_of_the_drafts(make_context: Any, make_view: Any) -> None:
-    processor = BadWords(make_context(VOCAB))
-    processor.add(5, SamplingParams(bad_word_token_ids=[[1, 2, 3]]))
-    view = make_view([[1, 2, 8]])
-    view.slots = view.slots.repeat(3)
-    view.num_tokens = view.num_tokens.repeat(3) - [2, 1, 0]
-    view.num_prompt_tokens = view.num_prompt_tokens.repeat(3)
-    assert forbidden(processor.apply(random_logits(3), view)) == [[], [3], []]
-
-
 @pytest.mark.parametrize(
     ("kind", "fields"),
     [
@@ -151,19 +141,3 @@ def test_nan_is_left_to_the_sampler(apply: Any) -> None:
     out = apply(BadWords, logits, [{"bad_word_token_ids": [[3]]}])
     assert out[0, 50].isnan()
     assert out[0, 3] == -INF
-
-
-@pytest.mark.parametrize("kind", [LogitBias, MinTokens, AllowedTokenIds, BadWords])
-def test_only_slots_that_asked_and_are_still_there_are_edited(make_context: Any, make_view: Any, kind: Any) -> None:
-    processor = kind(make_context(VOCAB))
-    assert processor.add(5, SamplingParams()) is False
-    asking = SamplingParams(
-        logit_bias={1: 5.0}, min_tokens=3, allowed_token_ids=[4], bad_word_token_ids=[[2]], stop_token_ids=[9]
-    )
-    assert processor.add(5, asking) is True
-    assert processor.add(6, asking) is True
-    processor.remove(5)
-    logits = random_logits(2)
-    out = processor.apply(logits.clone(), make_view([[1], [1]]))
-    assert torch.equal(out[0], logits[0])
-    assert not torch.equal(out[1], logits[1])

@@ -13,6 +13,9 @@ from tests.helpers.interpreted import interpreted
 
 import fwk_native as native
 from fwk.interfaces.sampling import Sampler, SamplingContext, SamplingRows
+from fwk.plugins import Registered
+from fwk_kit.testing import SamplerSuite
+from fwk_kit.testing.samplers import chi_square_is_plausible, rows_of
 from fwk_native.thread_pool import ThreadPool
 from fwk_sampling._common.uniform import uniform
 from fwk_sampling.cpu_sampler.sampler import CpuSampler
@@ -23,12 +26,6 @@ INF = float("inf")
 
 def needs_compiler(value: Any) -> Any:
     return pytest.param(value, marks=pytest.mark.skipif(native.refusal() is not None, reason="no C++ compiler"))
-
-
-def rows_of(seeds: Any, positions: Any, is_greedy: Any = None) -> SamplingRows:
-    seeds = np.asarray(seeds).astype(np.uint64)
-    greedy = np.zeros(len(seeds), bool) if is_greedy is None else np.asarray(is_greedy)
-    return SamplingRows(greedy, seeds, np.asarray(positions, np.int64), bool(greedy.all()))
 
 
 def on_cpu(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
@@ -54,14 +51,6 @@ EACH_WAY_OF_MANY = pytest.mark.parametrize("sample", WAYS)
 Sample = Callable[[torch.Tensor, SamplingRows], torch.Tensor]
 
 
-def chi_square_is_plausible(counts: np.ndarray, expected: np.ndarray) -> bool:
-    """Whether the statistic lies within 4 standard deviations of its mean (Wilson and Hilferty's cube root)."""
-    freedom = len(expected) - 1
-    statistic = float(((counts - expected) ** 2 / expected).sum())
-    z = ((statistic / freedom) ** (1 / 3) - (1 - 2 / (9 * freedom))) / (2 / (9 * freedom)) ** 0.5
-    return abs(z) < 4
-
-
 @pytest.mark.gate(3)
 @EACH_WAY_OF_MANY
 @pytest.mark.parametrize("vocab_size", [7, 1000])
@@ -74,18 +63,6 @@ def test_picks_follow_the_distribution(sample: Sample, vocab_size: int) -> None:
     ]
     counts = np.bincount(torch.cat(picks).numpy(), minlength=vocab_size)
     assert chi_square_is_plausible(counts, logits.double().softmax(0).numpy() * 20_000)
-
-
-@pytest.mark.gate(1)
-@EACH_WAY_OF_MANY
-def test_picks_follow_the_distribution_of_what_truncation_left(sample: Sample) -> None:
-    logits = torch.full((1, 5000), -INF)
-    kept = [0, 17, 511, 512, 4999]
-    logits[0, kept] = torch.tensor([1.0, 0.0, 2.0, -1.0, 0.5])
-    picks = sample(logits.expand(8000, -1), rows_of(np.full(8000, 3), np.arange(8000))).numpy()
-    counts = np.array([(picks == i).sum() for i in kept])
-    assert counts.sum() == 8000
-    assert chi_square_is_plausible(counts, logits[0, kept].double().softmax(0).numpy() * 8000)
 
 
 def test_a_vocabulary_of_262144_loses_no_mass() -> None:
@@ -107,22 +84,6 @@ def test_half_the_mass_in_tiny_pieces_is_found_half_the_time(sample: Sample) -> 
     assert chi_square_is_plausible(np.array([(picks == 1234).sum(), (picks != 1234).sum()]), np.array([200.0, 200.0]))
 
 
-@EACH_WAY
-def test_a_pick_is_the_same_alone_and_in_any_batch(sample: Sample) -> None:
-    logits = torch.randn(16, 12_345, generator=torch.Generator().manual_seed(0)) * 2
-    logits[::3, 100:] = -INF
-    rows = rows_of(np.arange(16) * 7 + 2**40, np.arange(16) * 3, np.arange(16) % 5 == 0)
-    together = sample(logits, rows)
-    order = np.random.default_rng(0).permutation(16)
-    shuffled = SamplingRows(rows.is_greedy[order], rows.seeds[order], rows.positions[order], False)
-    assert torch.equal(sample(logits[torch.from_numpy(order)], shuffled), together[torch.from_numpy(order)])
-    for i in range(16):
-        alone = SamplingRows(
-            rows.is_greedy[i : i + 1], rows.seeds[i : i + 1], rows.positions[i : i + 1], bool(rows.is_greedy[i])
-        )
-        assert sample(logits[i : i + 1], alone).item() == together[i]
-
-
 def test_both_ways_agree_where_both_walk_the_tokens_in_order() -> None:
     logits = torch.full((200, 9000), -INF)
     logits[:, 5:300] = torch.randn(200, 295, generator=torch.Generator().manual_seed(1))
@@ -130,11 +91,31 @@ def test_both_ways_agree_where_both_walk_the_tokens_in_order() -> None:
     assert torch.equal(on_cpu(logits, rows), sample_batch(logits, rows))
 
 
-@EACH_WAY
-def test_greedy_takes_the_first_of_equals(sample: Sample) -> None:
-    logits = torch.zeros(2, 3000)
-    logits[0, [7, 2000]] = 1.0
-    assert sample(logits, rows_of([1, 2], [0, 0], [True, True])).tolist() == [7, 0]
+class OnADevice(SamplerSuite):
+    """All rows are picked at once there."""
+
+    plugin = "torch"
+
+    def sample(self, item: Registered, logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
+        given = logits.clone()
+        picks = sample_batch(given, rows)
+        assert torch.equal(given.nan_to_num(9.0), logits.nan_to_num(9.0))
+        return picks
+
+
+@pytest.mark.parametrize(
+    "promise",
+    [
+        SamplerSuite.test_greedy_takes_the_first_of_equals,
+        SamplerSuite.test_picks_follow_the_distribution,
+        SamplerSuite.test_what_was_truncated_is_never_picked,
+        SamplerSuite.test_a_pick_is_the_same_alone_and_in_any_batch,
+        SamplerSuite.test_broken_rows_say_so,
+    ],
+    ids=lambda promise: promise.__name__,
+)
+def test_the_way_of_devices_keeps_the_contract(promise: Callable[[SamplerSuite, Registered], None]) -> None:
+    promise(OnADevice(), OnADevice.registered())
 
 
 @EACH_WAY
@@ -166,28 +147,11 @@ def test_the_ends_of_the_unit_interval_hit_no_empty_place(draw: float) -> None:
 
 
 @EACH_WAY
-def test_rows_without_a_usable_logit_get_minus_one_and_harm_nobody(sample: Sample) -> None:
-    logits = torch.randn(6, 5000, generator=torch.Generator().manual_seed(0))
-    rows = rows_of(np.arange(6), np.arange(6), [False, True, False, True, False, False])
-    good = sample(logits, rows)
-    logits[0, 77], logits[1, 78], logits[2], logits[3], logits[4, 3] = torch.nan, torch.nan, -INF, -INF, INF
-    assert sample(logits, rows).tolist() == [-1, -1, -1, -1, -1, good[5].item()]
-
-
-@EACH_WAY
 def test_extreme_logits(sample: Sample) -> None:
     logits = torch.full((2, 4000), -3e38)
     logits[0, 9] = 3e38
     logits[1, 9] = -1e38
     assert sample(logits, rows_of([1, 2], [0, 0])).tolist() == [9, 9]
-
-
-@EACH_WAY
-def test_the_input_is_left_alone(sample: Sample) -> None:
-    logits = torch.randn(4, 700)
-    before = logits.clone()
-    sample(logits, rows_of(np.arange(4), np.arange(4)))
-    assert torch.equal(logits, before)
 
 
 MASK = 2**64 - 1
