@@ -7,11 +7,12 @@ Inputs of linear layers are multiples of 128 (but for latents): groups of 64 div
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import AddedToken
 from torch import Tensor
 
 import fwk
@@ -94,6 +95,32 @@ def make_checkpoint(folder: Path, kind: str, **changes: Any) -> transformers.Pre
     model.save_pretrained(folder)
     build_tokenizer(VOCAB, str(folder)).save(str(folder / "tokenizer.json"))
     return model
+
+
+def write_tokenizer(folder: Path, marks: Sequence[str], longest: Sequence[str] = ()) -> None:
+    """A tokeniser of bytes, whose last ids are those of ``longest``, text that is one token, and of special marks."""
+    tokenizer = build_tokenizer(VOCAB - len(marks) - len(longest), str(folder))
+    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in longest])
+    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in marks])
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def greedy_of(model: Any, given: dict[str, Tensor], count: int, first: int) -> tuple[list[int], Tensor]:
+    """The tokens that transformers chooses, and their log-probabilities: for each, everything is computed anew.
+
+    given: the model's inputs, [1, n] for each token. first: of the marks, which would be taken for media.
+    """
+    tokens, scores = list[int](), list[float]()
+    for _ in range(count):
+        with torch.no_grad():
+            last = model(**given, use_cache=False).logits[0, -1].log_softmax(-1)
+        token = int(last[:first].argmax())
+        tokens.append(token)
+        scores.append(float(last[token]))
+        for name, value in {"input_ids": token, "attention_mask": 1, "mm_token_type_ids": 0}.items():
+            if name in given:
+                given[name] = torch.cat([given[name], torch.tensor([[value]], dtype=given[name].dtype)], 1)
+    return tokens, torch.tensor(scores)
 
 
 def randomise(model: transformers.PreTrainedModel) -> None:

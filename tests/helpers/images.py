@@ -11,10 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from tokenizers import AddedToken
 
-from fwk_loaders.dummy.tokenizer import build_tokenizer
-from tests.helpers.checkpoints import SMALL, VOCAB, randomise
+from tests.helpers.checkpoints import SMALL, VOCAB, randomise, write_tokenizer
 from tests.helpers.lazy import lazy
 
 image_processing_pil_idefics3 = lazy("transformers.models.idefics3.image_processing_pil_idefics3")
@@ -84,9 +82,7 @@ def write_vision(folder: Path, kind: str = "idefics3", **changes: Any) -> transf
 
 
 def _write_texts(folder: Path) -> None:
-    tokenizer = build_tokenizer(IMAGE_ID, str(folder))
-    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIALS])
-    tokenizer.save(str(folder / "tokenizer.json"))
+    write_tokenizer(folder, SPECIALS)
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     (folder / "preprocessor_config.json").write_text(json.dumps(PREPROCESSOR))
 

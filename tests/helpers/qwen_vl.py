@@ -10,10 +10,8 @@ from typing import Any
 
 import torch
 from PIL import Image
-from tokenizers import AddedToken
 
-from fwk_loaders.dummy.tokenizer import build_tokenizer
-from tests.helpers.checkpoints import EXPERTS, SMALL, VOCAB, randomise
+from tests.helpers.checkpoints import EXPERTS, SMALL, VOCAB, greedy_of, randomise, write_tokenizer
 from tests.helpers.images import noise
 from tests.helpers.lazy import lazy
 
@@ -94,9 +92,7 @@ def write_qwen_vl(folder: Path, kind: str, **changes: Any) -> Any:
     model = getattr(transformers, f"{name}ForConditionalGeneration")(config).eval()
     randomise(model)
     model.save_pretrained(folder)
-    tokenizer = build_tokenizer(FIRST, str(folder))
-    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIALS])
-    tokenizer.save(str(folder / "tokenizer.json"))
+    write_tokenizer(folder, SPECIALS)
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     (folder / "preprocessor_config.json").write_text(json.dumps(PREPROCESSOR))
     (folder / "video_preprocessor_config.json").write_text(json.dumps(VIDEOS))
@@ -134,19 +130,4 @@ def reference_inputs(prompt: Sequence[int], images: Sequence[Image.Image]) -> di
 
 def greedy(model: Any, prompt: Sequence[int], images: Sequence[Image.Image], count: int) -> tuple[list[int], Any]:
     """The tokens that transformers chooses, and their log-probabilities: for each, everything is computed anew."""
-    return greedy_of(model, reference_inputs(prompt, images), count)
-
-
-def greedy_of(model: Any, given: dict[str, torch.Tensor], count: int) -> tuple[list[int], Any]:
-    """The same of the model's inputs."""
-    tokens, scores = list[int](), list[float]()
-    for _ in range(count):
-        with torch.no_grad():
-            last = model(**given, use_cache=False).logits[0, -1].log_softmax(-1)
-        token = int(last[:FIRST].argmax())  # a placeholder would be taken for an image
-        tokens.append(token)
-        scores.append(float(last[token]))
-        more = {"input_ids": token, "attention_mask": 1, "mm_token_type_ids": 0}
-        for name, value in more.items():
-            given[name] = torch.cat([given[name], torch.tensor([[value]], dtype=given[name].dtype)], 1)
-    return tokens, torch.tensor(scores)
+    return greedy_of(model, reference_inputs(prompt, images), count, FIRST)

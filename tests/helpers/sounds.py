@@ -11,10 +11,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from tokenizers import AddedToken
 
-from fwk_loaders.dummy.tokenizer import build_tokenizer
-from tests.helpers.checkpoints import SMALL, VOCAB, randomise
+from tests.helpers.checkpoints import SMALL, VOCAB, greedy_of, randomise, write_tokenizer
 from tests.helpers.lazy import lazy
 
 transformers = lazy("transformers")
@@ -72,9 +70,7 @@ def write_qwen2_audio(folder: Path, **changes: Any) -> Any:
     model = transformers.Qwen2AudioForConditionalGeneration(config).eval()
     randomise(model)
     model.save_pretrained(folder)
-    tokenizer = build_tokenizer(FIRST, str(folder))
-    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIALS])
-    tokenizer.save(str(folder / "tokenizer.json"))
+    write_tokenizer(folder, SPECIALS)
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     (folder / "preprocessor_config.json").write_text(json.dumps(PREPROCESSOR))
     return model
@@ -93,12 +89,4 @@ def greedy(model: Any, prompt: Sequence[int], sounds: Sequence[np.ndarray], coun
         lengths = [((int(n) - 1) // 2 + 1 - 2) // 2 + 1 for n in made["attention_mask"].sum(-1)]
     found = iter(lengths)
     ids = [i for token in prompt for i in ([token] * (next(found) if token == SOUND_ID else 1))]
-    tokens, scores = list[int](), list[float]()
-    for _ in range(count):
-        with torch.no_grad():
-            last = model(input_ids=torch.tensor([ids]), **given, use_cache=False).logits[0, -1].log_softmax(-1)
-        token = int(last[:FIRST].argmax())  # a placeholder would be taken for a sound
-        ids.append(token)
-        tokens.append(token)
-        scores.append(float(last[token]))
-    return tokens, torch.tensor(scores)
+    return greedy_of(model, {"input_ids": torch.tensor([ids]), **given}, count, FIRST)

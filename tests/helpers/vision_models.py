@@ -14,11 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from tokenizers import AddedToken
 
 from fwk.interfaces.multimodal import MultimodalProcessor
-from fwk_loaders.dummy.tokenizer import build_tokenizer
-from tests.helpers.checkpoints import SMALL, VOCAB, WINDOWS, randomise
+from tests.helpers.checkpoints import SMALL, VOCAB, WINDOWS, randomise, write_tokenizer
 from tests.helpers.images import VISION
 from tests.helpers.lazy import lazy
 
@@ -327,10 +325,7 @@ def write_seeing(folder: Path, name: str, **changes: Any) -> Any:
     model = getattr(transformers, f"{kind.name}ForConditionalGeneration")(config).eval()
     randomise(model)
     model.save_pretrained(folder)
-    tokenizer = build_tokenizer(kind.first - len(kind.longest), str(folder))
-    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in kind.longest])
-    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in kind.marks])
-    tokenizer.save(str(folder / "tokenizer.json"))
+    write_tokenizer(folder, kind.marks, kind.longest)
     (folder / "chat_template.jinja").write_text(
         "{% for message in messages %}{{ message['role'] }}:{% if message['content'] is string %}"
         "{{ message['content'] }}{% else %}{% for part in message['content'] %}{% if part['type'] == 'text' %}"

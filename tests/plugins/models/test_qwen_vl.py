@@ -13,6 +13,7 @@ import pytest
 import torch
 from PIL import Image
 from tests.helpers.architectures import close
+from tests.helpers.checkpoints import greedy_of
 from tests.helpers.images import encoded, noise
 from tests.helpers.qwen_vl import (
     FIRST,
@@ -21,7 +22,6 @@ from tests.helpers.qwen_vl import (
     PREPROCESSOR,
     VIDEOS,
     greedy,
-    greedy_of,
     image_processing_pil_qwen2_vl,
     reference_images,
     reference_inputs,
@@ -197,7 +197,7 @@ def equals(reference: Any, placed: Placed, found: list[Any], **more: torch.Tenso
         "pixel_values_videos": torch.cat([torch.tensor(one["pixel_values"]) for one in frames]),
         "video_grid_thw": torch.tensor([[len(frames), *frames[0]["grid"]]]),
     }
-    tokens, scores = greedy_of(reference, given | more, COUNT)
+    tokens, scores = greedy_of(reference, given | more, COUNT, FIRST)
     for done in found:
         assert done.prompt_token_ids == ids
         assert done.token_ids == tokens
