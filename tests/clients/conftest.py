@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ import pytest
 
 from tests.helpers.images import write_config
 from tests.helpers.install import run
+from tests.helpers.ports import free_port
 from tests.helpers.rig import Server, write_model
 from tests.helpers.routers import clients
 
@@ -69,9 +69,7 @@ def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def default(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
     """The address and the model's name of ``fwk serve`` without a flag but the port, as a newcomer starts it."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     url = f"http://127.0.0.1:{port}"
     log = tmp_path_factory.mktemp("default") / "log"
     with log.open("w") as file:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -15,18 +14,13 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.helpers.ports import free_port
 from tests.helpers.rig import Server, until, write_model
 from tests.helpers.routers import MODES, ROUTERS
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(900)]
 READY_SECONDS = 30.0
 BLOCK = 16
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class Worker:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +21,7 @@ from fwk_kv_transfer.remote_prefill.messages import PREFILL, SIGNATURE, Order, s
 from tests.helpers.adapters import make_adapter, make_base
 from tests.helpers.client import Streamed, connect
 from tests.helpers.etcd_server import MISSING, EtcdServer, is_missing
+from tests.helpers.ports import free_port
 from tests.helpers.rig import Server, until, write_model
 from tests.helpers.servers import Start
 from tests.helpers.transports import transports
@@ -73,12 +73,6 @@ def site(tiny_model: Path, python_path: str, tmp_path: Path) -> Iterator[Site]:
 @pytest.fixture(scope="module")
 def one(spawn: Start) -> Server:
     return spawn("--dtype", "float32", *FLAGS)
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
 
 
 def is_whole(server: Server) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from tests.helpers.adapters import make_adapter, make_base
 from tests.helpers.checkpoints import make_checkpoint, reference_greedy, token_ids
 from tests.helpers.client import connect
 from tests.helpers.engine_death import begin
+from tests.helpers.ports import free_port
 from tests.helpers.rig import Server, is_alive, until, write_model
 from tests.helpers.servers import Start
 
@@ -37,9 +37,7 @@ class Machines:
         self._python_path = python_path
         secret = folder / "secret"
         secret.write_text("0123456789abcdef")
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            address = f"127.0.0.1:{free.getsockname()[1]}"
+        address = f"127.0.0.1:{free_port()}"
         self.options: dict[str, Any] = {"nnodes": 2, "dist_init_addr": address, "dist_token_file": str(secret)}
         self.servers: list[Server] = []
 

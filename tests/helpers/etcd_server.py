@@ -9,6 +9,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from tests.helpers.ports import free_port
+
 MISSING = "needs etcd (Debian: apt-get install etcd-server)"
 
 
@@ -16,17 +18,11 @@ def is_missing() -> bool:
     return shutil.which("etcd") is None
 
 
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
-
-
 class EtcdServer:
     """``etcd`` on loopback; ``start`` after ``stop`` is another one at the same address that knows nothing."""
 
     def __init__(self) -> None:
-        self.port, self._peer_port = _free_port(), _free_port()
+        self.port, self._peer_port = free_port(), free_port()
         self.url = f"etcd://127.0.0.1:{self.port}"
         self.start()
 

@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 from tests.helpers.install import run
+from tests.helpers.ports import free_port
 
 NEEDS = (
     "aiohttp", "cachetools", "numba", "numpy<=2.2.6", "prometheus_client<=0.24.1", "psutil", "py-cpuinfo", "pyyaml",
@@ -107,9 +108,7 @@ class LMCacheServer:
     """``lmcache_server`` itself."""
 
     def __init__(self, python: Path, log: Path) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         self.url = f"lm://127.0.0.1:{self.port}"
         self._python, self._log = python, log
         self.start()

@@ -7,7 +7,6 @@ import importlib
 import logging
 import os
 import secrets
-import socket
 import tempfile
 import time
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ import pytest
 
 from fwk.interfaces.declaration import Host
 from fwk.plugins import discover, find
+from tests.helpers.ports import free_port
 
 OBJECT_STORE_BYTES = 80 * 2**20
 
@@ -105,18 +105,13 @@ class FakeRay:
                 time.sleep(0.01)
 
 
-def closed_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
-
-
 class LocalCluster:
     """A head that offers nothing, and nodes of one CPU each, all on this machine."""
 
     def __init__(self, num_nodes: int) -> None:
         cluster_utils = importlib.import_module("ray.cluster_utils")
         self._head = {"num_cpus": 0, "object_store_memory": OBJECT_STORE_BYTES, "include_dashboard": False}
-        self._head["gcs_server_port"] = closed_port()
+        self._head["gcs_server_port"] = free_port()
         self._cluster = cluster_utils.Cluster()
         self.start_head()
         self.address: str = self._cluster.address

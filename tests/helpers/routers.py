@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 from pathlib import Path
 
 import httpx
 
+from tests.helpers.ports import free_port
 from tests.helpers.rig import until
 
 ROUTERS = {"sglang-router": "sglang_router.launch_router", "vllm-router": "vllm_router.launch_router"}
@@ -27,16 +27,11 @@ def python_of(package: str) -> Path:
     return clients() / package / "bin" / "python"
 
 
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
-
-
 class Router:
     """A router that chooses the servers' roles; killed and started again at one address."""
 
     def __init__(self, package: str, prefill: str, decode: str, folder: Path) -> None:
-        port = _free_port()
+        port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         self._log = folder / f"{package}.log"
         own = ("--host", "127.0.0.1", "--port", str(port), "--health-check-interval-secs", "1")
@@ -46,7 +41,7 @@ class Router:
         self._start()
 
     def _start(self) -> None:
-        command = [*self._command, "--prometheus-port", str(_free_port())]
+        command = [*self._command, "--prometheus-port", str(free_port())]
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self._log.parent)
         until(self._is_ready, READY_SECONDS, "the router knows both servers", pause=0.2)

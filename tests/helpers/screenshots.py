@@ -6,7 +6,6 @@ Needs Chromium and chromedriver, as the page's tests do. Look at what it made be
 from __future__ import annotations
 
 import contextlib
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 import httpx
 
 from tests.helpers.browser import Browser, browser, missing
+from tests.helpers.ports import free_port
 
 PICTURES = Path(__file__).parents[2] / "docs/pictures"
 QUESTION = "Write a list of three things to see in Rome, with a short reason for each."
@@ -28,9 +28,7 @@ ENTER = "\ue007"
 @contextlib.contextmanager
 def served(words: list[str]) -> Iterator[str]:
     """The address of a server, once it answers."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "fwk", "serve", *words, "--port", str(port)]
     with subprocess.Popen(command) as server:
         try:

@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 import pytest
 from tests.helpers.executors import ITEM, SECONDS, batch, nobody, run_engine, wait_idle
+from tests.helpers.ports import free_port
 from tests.helpers.remote_worker import recipe
 from tests.helpers.rig import until
 from tests.helpers.zygote import zygote
@@ -66,9 +67,7 @@ class Run:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         (folder / "secret").write_text("0123456789abcdef\n")
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self.executors: list[Any] = []
         self.nodes: list[Node] = []
 

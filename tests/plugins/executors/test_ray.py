@@ -13,7 +13,8 @@ from typing import Any
 import psutil
 import pytest
 from tests.helpers.executors import SECONDS, batch, nobody, run_engine, wait_idle
-from tests.helpers.ray_cluster import FakeRay, closed_port, local_ray, needs_ray
+from tests.helpers.ports import free_port
+from tests.helpers.ray_cluster import FakeRay, local_ray, needs_ray
 from tests.helpers.remote_worker import recipe
 from tests.helpers.rig import until
 
@@ -162,7 +163,7 @@ def test_a_cluster_that_was_killed_is_told_at_once(
     from fwk_executors.ray import cluster as module
 
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    address = f"127.0.0.1:{closed_port()}"
+    address = f"127.0.0.1:{free_port()}"
     fake = FakeRay(address)
     joined: list[str | None] = []
     monkeypatch.setattr(module, "ray", fake)

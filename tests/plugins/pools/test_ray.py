@@ -14,7 +14,8 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.helpers.ray_cluster import FakeRay, LocalCluster, closed_port, engine_processes, local_cluster, needs_ray
+from tests.helpers.ports import free_port
+from tests.helpers.ray_cluster import FakeRay, LocalCluster, engine_processes, local_cluster, needs_ray
 from tests.helpers.rig import GOLDEN, Server, until, write_model
 
 from fwk.errors import EngineDead
@@ -155,7 +156,7 @@ def test_what_needs_the_engine_here_is_refused(
 def test_a_cluster_that_was_killed_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray keeps the address of one that was not stopped, and tries it for minutes."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    address = f"127.0.0.1:{closed_port()}"
+    address = f"127.0.0.1:{free_port()}"
     ray = FakeRay(address)
     with pytest.raises(EngineDead) as caught:
         relay._connect(ray, "auto")
