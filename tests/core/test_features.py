@@ -382,13 +382,6 @@ def plugins_with(spec: FeatureSpec) -> PluginSet:
     return discover(points=[point for point in points if point.dist.name in ("fwk", "acme")])
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("tiny")
-    (made / "config.json").write_text(json.dumps(TINY))
-    return made
-
-
 OPTIONS: dict[str, Any] = {
     "load_format": "dummy", "max_total_tokens": 512, "max_running_requests": 4, "chunked_prefill_size": 16,
     "dtype": "float32", "check_blocks": True, "enable_sums": True,
@@ -409,12 +402,12 @@ def summed(llm: fwk.LLM) -> tuple[list[list[int]], list[list[float]]]:
     return [completion.token_ids for completion in done], sorted(longest.values(), key=len)
 
 
-def test_results_come_to_the_server_on_the_host_as_from_a_device(folder: Path) -> None:
-    with fwk.LLM(str(folder), plugins=sums(), **OPTIONS) as llm:
+def test_results_come_to_the_server_on_the_host_as_from_a_device(tiny_folder: Path) -> None:
+    with fwk.LLM(str(tiny_folder), plugins=sums(), **OPTIONS) as llm:
         tokens, found = summed(llm)
         assert [len(rows) for rows in found] == [len(PROMPTS[2]) + 5, len(PROMPTS[0]) + 5]
         assert summed(llm) == (tokens, found), "the second time it comes from the cache"
-    with fwk.LLM(str(folder), plugins=sums(), **{**OPTIONS, "enable_sums": False}) as llm:
+    with fwk.LLM(str(tiny_folder), plugins=sums(), **{**OPTIONS, "enable_sums": False}) as llm:
         assert [done.token_ids for done in llm.generate(PROMPTS, asks())] == tokens
         with pytest.raises(InvalidRequest, match="anything needs the feature 'sums': start with --enable-sums"):
             llm.call_feature("sums", "anything")
@@ -424,7 +417,7 @@ def test_results_come_to_the_server_on_the_host_as_from_a_device(folder: Path) -
             name="sums", wire=WIRE, options=SumsOptions, enabled_by=("enable_sums",), engine=f"{__name__}:SumsEngine",
             server=f"{__name__}:SumsServer", worker=f"{__name__}:SumsWorker",
         ), hook="features"), "features.sums", "acme", "1", ())  # fmt: skip
-        with fwk.LLM(str(folder), plugins=others, device="pretended", **OPTIONS | backends) as llm:
+        with fwk.LLM(str(tiny_folder), plugins=others, device="pretended", **OPTIONS | backends) as llm:
             JOURNAL.clear()
             device_tokens, device_found = summed(llm)
             assert JOURNAL.faults == []
@@ -433,8 +426,8 @@ def test_results_come_to_the_server_on_the_host_as_from_a_device(folder: Path) -
         assert mine == pytest.approx(other, abs=1e-3)
 
 
-def test_a_worker_refuses_and_a_server_part_ends(folder: Path) -> None:
-    with fwk.LLM(str(folder), plugins=sums(), **OPTIONS) as llm:
+def test_a_worker_refuses_and_a_server_part_ends(tiny_folder: Path) -> None:
+    with fwk.LLM(str(tiny_folder), plugins=sums(), **OPTIONS) as llm:
         with pytest.raises(InvalidRequest, match="the workers refuse that word"):
             llm.generate(PROMPTS, [asks(), asks("refuse"), asks()])
         stopped, plain = llm.generate([PROMPTS[0]] * 2, [asks("stop"), asks()])
@@ -443,10 +436,10 @@ def test_a_worker_refuses_and_a_server_part_ends(folder: Path) -> None:
 
 
 def test_a_part_in_the_engine_that_fails_ends_its_own_requests_alone(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(SumsEngine, "took", lambda *_: 1 // 0)
-    with fwk.LLM(str(folder), plugins=sums(), **OPTIONS) as llm:
+    with fwk.LLM(str(tiny_folder), plugins=sums(), **OPTIONS) as llm:
         right = [done.token_ids for done in llm.generate(PROMPTS, asks())]
         said = r"feature 'sums' \(acme 1\.0\) raised ZeroDivisionError in took"
         with pytest.raises(RequestFailed, match=said):

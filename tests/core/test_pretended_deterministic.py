@@ -13,6 +13,7 @@ import torch
 from tests.helpers.interpreted import interpreted
 from tests.helpers.pretend_cuda import JOURNAL, pretended, triton_kernels
 from tests.helpers.pretend_cuda.tensors import DEVICE
+from tests.helpers.tiny import routed_in_float32
 
 import fwk
 from fwk import SamplingParams
@@ -52,22 +53,12 @@ WAYS: dict[str, dict[str, Any]] = {
     "with drafts": {"speculative_algorithm": "ngram", "speculative_ngram_max_bfs_breadth": 1},
 }
 WINDOWS = {**TINY, "architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 24}
-ROUTED_IN_FLOAT32 = {
-    **{name: value for name, value in MIXTURE.items() if name != "num_experts"},
-    "architectures": ["Glm4MoeForCausalLM"],
-    "n_routed_experts": 4,
-    "n_group": 1,
-    "topk_group": 1,
-    "n_shared_experts": 1,
-    "first_k_dense_replace": 1,
-    "routed_scaling_factor": 1.0,
-}
 RUNS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "bfloat16": (TINY, {}),
     "float32": (TINY, {"dtype": "float32"}),
     "fp8 K/V": (TINY, {"kv_cache_dtype": "fp8"}),
     "experts": (MIXTURE, {"moe_runner_backend": "triton"}),
-    "a router in float32": (ROUTED_IN_FLOAT32, {"moe_runner_backend": "triton"}),
+    "a router in float32": (routed_in_float32(MIXTURE), {"moe_runner_backend": "triton"}),
 }
 HARDEST = "in uneven chunks alongside another"
 

@@ -15,6 +15,7 @@ from fwk import SamplingParams
 from fwk.errors import ConfigError, FwkError, PluginError
 from fwk_kit.testing.serving import TINY
 from tests.helpers.checkpoints import make_checkpoint
+from tests.helpers.tiny import routed_in_float32
 
 needs_kernels = pytest.mark.skipif(native.refusal() is not None, reason="the native kernels")
 
@@ -28,17 +29,7 @@ EXPERTS = {
     "moe_intermediate_size": 128,
     "norm_topk_prob": True,
 }
-ROUTER = {
-    **{name: value for name, value in EXPERTS.items() if name not in ("num_experts", "norm_topk_prob")},
-    "architectures": ["Glm4MoeForCausalLM"],
-    "n_routed_experts": 4,
-    "n_group": 1,
-    "topk_group": 1,
-    "n_shared_experts": 1,
-    "first_k_dense_replace": 1,
-    "routed_scaling_factor": 1.0,
-}
-MODELS = {"dense": DENSE, "experts": EXPERTS, "router": ROUTER}
+MODELS = {"dense": DENSE, "experts": EXPERTS, "router": routed_in_float32(EXPERTS)}
 PROMPT = [(7 * i) % 250 + 5 for i in range(330)]
 """Longer than a range of keys that attention would read by itself."""
 OTHERS = [[(11 * i + k) % 250 + 5 for i in range(20 + 37 * k)] for k in range(5)]

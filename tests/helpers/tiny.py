@@ -38,6 +38,20 @@ def tiny_llm(tiny_folder: Path) -> Iterator[Callable[..., fwk.LLM]]:
         llm.close()
 
 
+def routed_in_float32(mixture: dict[str, Any]) -> dict[str, Any]:
+    """A mixture's config.json as GLM 4.5's, whose router computes in float32."""
+    return {
+        **{name: value for name, value in mixture.items() if name not in ("num_experts", "norm_topk_prob")},
+        "architectures": ["Glm4MoeForCausalLM"],
+        "n_routed_experts": mixture["num_experts"],
+        "n_group": 1,
+        "topk_group": 1,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "routed_scaling_factor": 1.0,
+    }
+
+
 def save_llama(folder: Path, *, seed: int = 0, noise: float = 0.0, **changes: Any) -> Path:
     """A tiny random Llama as a checkpoint with safetensors and the byte tokeniser.
 

@@ -77,13 +77,6 @@ def test_runs_that_cannot_have_any(facts: dict[str, Any], why: str | None) -> No
     assert refusal is None if why is None else why in (refusal or "")
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("tiny")
-    (made / "config.json").write_text(json.dumps(TINY))
-    return made
-
-
 def test_a_model_that_generates_nothing_has_none_to_return(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**TINY, "architectures": ["LlamaModel"]}))
     with pytest.raises(ConfigError, match="served to embed, and its replies are made of hidden states"):
@@ -91,16 +84,16 @@ def test_a_model_that_generates_nothing_has_none_to_return(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("drafts", [{"speculative_algorithm": "ngram"}, pytest.param({}, marks=pytest.mark.sweep)])
-def test_a_device_is_not_waited_for(folder: Path, drafts: dict[str, Any]) -> None:
+def test_a_device_is_not_waited_for(tiny_folder: Path, drafts: dict[str, Any]) -> None:
     """The same as on the host, from a device that notes every wait; with and without drafts."""
     prompts = [[1, 7, 3, 9] * 9, [5, 5, 6]]
     backends = dict.fromkeys(("attention_backend", "operator_backend", "sampling_backend"), "torch")
     options: dict[str, Any] = (
         OPTIONS | backends | drafts | {"enable_return_hidden_states": True, "chunked_prefill_size": 16}
     )
-    with fwk.LLM(str(folder), device="cpu", **options) as llm:
+    with fwk.LLM(str(tiny_folder), device="cpu", **options) as llm:
         wanted = llm.generate(prompts, ASKS)
-    with pretended() as plugins, fwk.LLM(str(folder), plugins=plugins, device="pretended", **options) as llm:
+    with pretended() as plugins, fwk.LLM(str(tiny_folder), plugins=plugins, device="pretended", **options) as llm:
         JOURNAL.clear()
         found = llm.generate(prompts, ASKS)
         assert JOURNAL.faults == []

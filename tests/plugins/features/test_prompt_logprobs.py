@@ -91,15 +91,8 @@ def test_each_sequence_gets_them_with_its_first_delta() -> None:
     assert server.open(GenerateInput([1], ASKS), "") is not None
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("tiny")
-    (made / "config.json").write_text(json.dumps(TINY))
-    return made
-
-
-def test_several_sequences_of_a_prompt(folder: Path) -> None:
-    with fwk.LLM(str(folder), **OPTIONS) as llm:
+def test_several_sequences_of_a_prompt(tiny_folder: Path) -> None:
+    with fwk.LLM(str(tiny_folder), **OPTIONS) as llm:
         prompt = list(range(20))
         first, second = llm.generate([prompt], ASKS, n=2)
         assert [entry and entry.token_id for entry in first.prompt_logprobs or []] == [None, *prompt[1:]]
