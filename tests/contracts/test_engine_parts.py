@@ -199,40 +199,36 @@ class TestMpsDevice(DeviceSuite):
     plugin = "mps"
 
 
-class TestRedis(CacheTierSuite):
-    plugin = "redis"
+class RemoteTierSuite(CacheTierSuite):
+    """With a server of each test's own."""
+
+    server: Any
 
     @pytest.fixture(autouse=True)
     def place(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-        server = RedisServer()
-        monkeypatch.setenv("TEST_REDIS_URL", server.url)  # for the suite in a process of its own, too
+        server = self.server()
+        monkeypatch.setenv("TEST_TIER_URL", server.url)  # for the suite in a process of its own, too
         yield
         server.close()
 
     def tier_options(self) -> dict[str, object]:
-        return {"hicache_redis_url": os.environ["TEST_REDIS_URL"], "hicache_redis_timeout": 10.0}
+        name = f"hicache_{self.plugin}"
+        return {f"{name}_url": os.environ["TEST_TIER_URL"], f"{name}_timeout": 10.0}
 
     def selected(self, item: Any) -> dict[str, Any]:
         return {**super().selected(item), **self.tier_options()}
 
 
-class TestLMCache(CacheTierSuite):
+class TestRedis(RemoteTierSuite):
+    plugin = "redis"
+    server = RedisServer
+
+
+class TestLMCache(RemoteTierSuite):
     """With a server that imitates LMCache's; the real one is in tests/clients/test_lmcache.py."""
 
     plugin = "lmcache"
-
-    @pytest.fixture(autouse=True)
-    def place(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-        server = LMCacheImitation()
-        monkeypatch.setenv("TEST_LMCACHE_URL", server.url)  # for the suite in a process of its own, too
-        yield
-        server.close()
-
-    def tier_options(self) -> dict[str, object]:
-        return {"hicache_lmcache_url": os.environ["TEST_LMCACHE_URL"], "hicache_lmcache_timeout": 10.0}
-
-    def selected(self, item: Any) -> dict[str, Any]:
-        return {**super().selected(item), **self.tier_options()}
+    server = LMCacheImitation
 
 
 class TestHierarchicalWithLMCache(PrefixCacheSuite):

@@ -14,8 +14,8 @@ from fwk import SamplingParams
 from fwk.errors import ConfigError, FwkError, ModelLoadError
 from tests.helpers.checkpoints import make_checkpoint
 from tests.helpers.client import connect
-from tests.helpers.engine_death import begin, check_dead, check_ended
-from tests.helpers.rig import Server, until
+from tests.helpers.engine_death import begin, check_killed_loudly
+from tests.helpers.rig import Server
 from tests.helpers.servers import Start
 
 PROMPTS = [list(range(5, 5 + n)) for n in (3, 17, 40, 1, 90, 16, 33, 64)]
@@ -158,9 +158,4 @@ async def test_a_killed_stage_takes_the_server_down_loudly(spawn: Start, index: 
         ranks[index].send_signal(signal.SIGKILL)
         await running
     assert all(len(stream.errors) == 1 for stream in streams)
-    check_dead(server)
-    said = [line for line in server.log.splitlines() if f"rank {index}" in line and "ERROR" in line]
-    assert said
-    assert all(f"(pid {ranks[index].pid}) was killed by signal 9 (SIGKILL)" in line for line in said)
-    until(lambda: server.engines(recursive=True) == [], 5, "no process is left")
-    check_ended(server)
+    check_killed_loudly(server, index, ranks[index].pid)

@@ -16,7 +16,7 @@ import fwk
 from fwk import SamplingParams
 from fwk.errors import ModelLoadError, PluginError
 from tests.helpers.client import connect
-from tests.helpers.engine_death import begin, check_dead, check_ended
+from tests.helpers.engine_death import begin, check_ended, check_killed_loudly
 from tests.helpers.ray_cluster import ENVIRONMENT, needs_ray
 from tests.helpers.rig import Server, is_alive, until
 from tests.helpers.servers import Start
@@ -131,12 +131,7 @@ async def test_a_killed_rank_takes_the_server_down_loudly(pair: Server, tiny: Se
         victim.send_signal(signal.SIGKILL)
         await running
     assert all(len(stream.errors) == 1 for stream in streams)
-    check_dead(pair)
-    said = [line for line in pair.log.splitlines() if "rank 1" in line and "ERROR" in line]
-    assert said
-    assert all(f"(pid {victim.pid}) was killed by signal 9 (SIGKILL)" in line for line in said)
-    until(lambda: pair.engines(recursive=True) == [], 5, "no process is left")
-    check_ended(pair)
+    check_killed_loudly(pair, 1, victim.pid)
 
 
 @pytest.mark.sweep

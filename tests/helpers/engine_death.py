@@ -39,6 +39,16 @@ def check_dead(server: Server) -> None:
     assert server.log.count("engine dead") == 1, server.log
 
 
+def check_killed_loudly(server: Server, rank: int, pid: int) -> None:
+    """The server says so, names the rank whose process was killed, keeps no other, and ends as told."""
+    check_dead(server)
+    said = [line for line in server.log.splitlines() if f"rank {rank}" in line and "ERROR" in line]
+    assert said
+    assert all(f"(pid {pid}) was killed by signal 9 (SIGKILL)" in line for line in said)
+    until(lambda: server.engines(recursive=True) == [], 5, "no process is left")
+    check_ended(server)
+
+
 def check_ended(server: Server) -> None:
     """It still ends as told, and leaves nothing."""
     assert server.stop() == 0

@@ -12,7 +12,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fwk import GrammarRequest
-from fwk.interfaces.parser import Parsed, ParserContext, StreamParser
+from fwk.interfaces.parser import ParserContext, StreamParser
+from fwk_kit.testing.parsers import Told, told
 from fwk_parsers.hermes.parser import HermesParser
 from fwk_parsers.think.parser import AlwaysThinks, ThinkParser
 
@@ -24,26 +25,12 @@ def hermes() -> HermesParser:
     return HermesParser(ParserContext(tools=TOOLS))
 
 
-def run(parser: StreamParser, pieces: list[str]) -> Parsed:
-    found = [*map(parser.feed, pieces), parser.finish()]
-    calls = [delta for parsed in found for delta in parsed.tool_calls]
-    return Parsed("".join(p.content for p in found), "".join(p.reasoning for p in found), calls)
+def parse(parser: StreamParser, pieces: list[str]) -> Told:
+    return told([*map(parser.feed, pieces), parser.finish()])
 
 
-def told(parsed: Parsed) -> tuple[str, str, list[list[str]]]:
-    """Content, thinking and [name, arguments] of each call; checks that a call's name comes once and first."""
-    calls: list[list[str]] = []
-    for delta in parsed.tool_calls:
-        if delta.name is not None:
-            assert delta.index == len(calls)
-            calls.append([delta.name, ""])
-        assert delta.index == len(calls) - 1
-        calls[-1][1] += delta.arguments
-    return parsed.content, parsed.reasoning, calls
-
-
-def hermes_of(text: str) -> tuple[str, list[list[str]]]:
-    content, _, calls = told(run(hermes(), [text]))
+def hermes_of(text: str) -> tuple[str, list[tuple[str, str]]]:
+    content, _, calls = parse(hermes(), [text])
     return content, calls
 
 
@@ -54,29 +41,29 @@ ARGUMENTS = '{"a": 1, "b": [2, {"c": "}"}]}'
     ("text", "content", "calls"),
     [
         ("Hello.\n", "Hello.\n", []),
-        (CALL, "", [["add", ARGUMENTS]]),
-        (f"I will add.\n\n{CALL}\n", "I will add.", [["add", ARGUMENTS]]),
-        (f"{CALL}\n{CALL}", "", [["add", ARGUMENTS]] * 2),
-        (f"{CALL}{CALL} Done.", " Done.", [["add", ARGUMENTS]] * 2),
-        ('<tool_call>{"name":"say","arguments":{}}</tool_call>', "", [["say", "{}"]]),
-        ('<tool_call>{"name":"say","parameters":{"x":"</tool_call>"}}', "", [["say", '{"x":"</tool_call>"}']]),
-        ('<tool_call>{"name":"say","arguments":{"x":"a\\"}b\\\\"}}</tool_call>', "", [["say", '{"x":"a\\"}b\\\\"}']]),
-        ('<tool_call>{"arguments": {"x": "é"}, "name": "say"}</tool_call>', "", [["say", '{"x": "é"}']]),
-        ('<tool_call>{"name": "say", "arguments": "{\\"x\\": 1}"}</tool_call>', "", [["say", '{"x": 1}']]),
-        ('<tool_call>{"name": "say"}</tool_call>', "", [["say", "{}"]]),
-        ('<tool_call>{"name": "say", "arguments": {}, "id": "}"}</tool_call>!', "!", [["say", "{}"]]),
-        ('<tool_call>{"name": "say", "arguments": {"x": 1}', "", [["say", '{"x": 1}']]),  # no closing mark
+        (CALL, "", [("add", ARGUMENTS)]),
+        (f"I will add.\n\n{CALL}\n", "I will add.", [("add", ARGUMENTS)]),
+        (f"{CALL}\n{CALL}", "", [("add", ARGUMENTS)] * 2),
+        (f"{CALL}{CALL} Done.", " Done.", [("add", ARGUMENTS)] * 2),
+        ('<tool_call>{"name":"say","arguments":{}}</tool_call>', "", [("say", "{}")]),
+        ('<tool_call>{"name":"say","parameters":{"x":"</tool_call>"}}', "", [("say", '{"x":"</tool_call>"}')]),
+        ('<tool_call>{"name":"say","arguments":{"x":"a\\"}b\\\\"}}</tool_call>', "", [("say", '{"x":"a\\"}b\\\\"}')]),
+        ('<tool_call>{"arguments": {"x": "é"}, "name": "say"}</tool_call>', "", [("say", '{"x": "é"}')]),
+        ('<tool_call>{"name": "say", "arguments": "{\\"x\\": 1}"}</tool_call>', "", [("say", '{"x": 1}')]),
+        ('<tool_call>{"name": "say"}</tool_call>', "", [("say", "{}")]),
+        ('<tool_call>{"name": "say", "arguments": {}, "id": "}"}</tool_call>!', "!", [("say", "{}")]),
+        ('<tool_call>{"name": "say", "arguments": {"x": 1}', "", [("say", '{"x": 1}')]),  # no closing mark
         (
             '<tool_call>{"name": "say", "arguments": {"x": 1}</tool_call> Well',
             " Well",
-            [["say", '{"x": 1}']],
+            [("say", '{"x": 1}')],
         ),  # no brace
-        ('<tool_call>{"name": "say", "arguments": {"x": 1} Well', "Well", [["say", '{"x": 1}']]),
-        ('<tool_call>{"name": "say", "arguments": {"x": "cut o', "", [["say", '{"x": "cut o']]),  # by max_tokens
-        ('<tool_call>{"name": "say", "arguments": {"x": <</tool_call>', "<</tool_call>", [["say", '{"x": ']]),
+        ('<tool_call>{"name": "say", "arguments": {"x": 1} Well', "Well", [("say", '{"x": 1}')]),
+        ('<tool_call>{"name": "say", "arguments": {"x": "cut o', "", [("say", '{"x": "cut o')]),  # by max_tokens
+        ('<tool_call>{"name": "say", "arguments": {"x": <</tool_call>', "<</tool_call>", [("say", '{"x": ')]),
     ],
 )
-def test_calls_are_found_and_text_is_kept(text: str, content: str, calls: list[list[str]]) -> None:
+def test_calls_are_found_and_text_is_kept(text: str, content: str, calls: list[tuple[str, str]]) -> None:
     assert hermes_of(text) == (content, calls)
 
 
@@ -108,8 +95,8 @@ def test_what_is_no_call_stays_content(text: str) -> None:
 
 def test_a_call_after_something_that_is_none_is_found() -> None:
     wrong = '<tool_call>{"name": "unknown", "arguments": {}}</tool_call>'
-    assert hermes_of(f"{wrong}\n{CALL}") == (wrong, [["add", ARGUMENTS]])
-    assert hermes_of(f'<tool_call>{{"a": {CALL}') == ('<tool_call>{"a":', [["add", ARGUMENTS]])
+    assert hermes_of(f"{wrong}\n{CALL}") == (wrong, [("add", ARGUMENTS)])
+    assert hermes_of(f'<tool_call>{{"a": {CALL}') == ('<tool_call>{"a":', [("add", ARGUMENTS)])
 
 
 def test_arguments_are_given_out_as_they_come() -> None:
@@ -180,9 +167,9 @@ def test_pieces_do_not_matter(text: str, places: list[int]) -> None:
         lambda: ThinkParser(ParserContext(prompt_tail="<|im_start|>assistant\n<think>\n")),
         lambda: AlwaysThinks(ParserContext()),
     ):
-        at_once = told(run(make(), [text]))
-        assert told(run(make(), list(text))) == at_once
-        assert told(run(make(), cut(text, places))) == at_once
+        at_once = parse(make(), [text])
+        assert parse(make(), list(text)) == at_once
+        assert parse(make(), cut(text, places)) == at_once
         whole = "".join([at_once[0], at_once[1], *(arguments for _, arguments in at_once[2])])
         if not at_once[2]:  # no call: nothing is gone but white space and the marks of thinking
             rest = text.replace("<think>", "", 1).replace("</think>", "", 1)
@@ -202,7 +189,7 @@ def test_the_time_is_linear_in_the_text() -> None:
     ):
         for make in (hermes, lambda: ThinkParser(ParserContext())):
             started = time.process_time()
-            run(make(), list(text))
+            parse(make(), list(text))
             assert time.process_time() - started < 1.5
 
 
@@ -225,13 +212,13 @@ def test_the_time_is_linear_in_the_text() -> None:
 )
 def test_thinking_is_split_from_the_answer(tail: str, text: str, content: str, reasoning: str) -> None:
     for pieces in ([text], list(text)):
-        assert told(run(ThinkParser(ParserContext(prompt_tail=tail)), pieces)) == (content, reasoning, [])
+        assert parse(ThinkParser(ParserContext(prompt_tail=tail)), pieces) == (content, reasoning, [])
 
 
 def test_deepseek_r1_thinks_unless_the_prompt_ended_it() -> None:
-    assert told(run(AlwaysThinks(ParserContext()), ["Hm.</think>\nYes"])) == ("Yes", "Hm.", [])
+    assert parse(AlwaysThinks(ParserContext()), ["Hm.</think>\nYes"]) == ("Yes", "Hm.", [])
     closed = AlwaysThinks(ParserContext(prompt_tail="<think>\n\n</think>\n\n"))
-    assert told(run(closed, ["Yes"])) == ("Yes", "", [])
+    assert parse(closed, ["Yes"]) == ("Yes", "", [])
 
 
 def test_the_grammar_of_calls_is_what_the_parser_reads() -> None:
@@ -243,4 +230,4 @@ def test_the_grammar_of_calls_is_what_the_parser_reads() -> None:
     assert (request.kind, source["is_many"]) == ("tagged", True)
     assert [tag["schema"]["type"] for tag in source["tags"]] == ["object", "object"]
     text = source["separator"].join(tag["begin"] + '{"a": 1}' + tag["end"] for tag in source["tags"])
-    assert told(run(parser, [text])) == ("", "", [['f"x', '{"a": 1}'], ["g", '{"a": 1}']])
+    assert parse(parser, [text]) == ("", "", [('f"x', '{"a": 1}'), ("g", '{"a": 1}')])
