@@ -395,3 +395,22 @@ async def test_numbers_of_features_are_metrics_from_the_start():
     page = (await scrape(observer)).text
     assert "# HELP fwk:num_open Open now." in page
     assert "letters of the feature mine." in page
+
+
+async def test_numbers_of_one_name_are_told_apart_by_their_features():
+    """Two samples of one name and the same labels make a scraper refuse the page."""
+
+    class Others(msgspec.Struct):
+        letters: int = 0
+        prompt_tokens: int = 0
+
+    of = {"mine": Numbers, "other": Others}
+    observer = PrometheusObserver(ObserverContext(MODEL, PrometheusOptions(), feature_stats=of))
+    told = {"mine": {"num_open": 1, "letters": 2}, "other": {"letters": 3, "prompt_tokens": 4}}
+    observer.step_finished(EngineStats(prompt_tokens=5, features=told))
+    found = await samples(observer)
+    assert (found["fwk:mine_letters_total",], found["fwk:other_letters_total",]) == (2, 3)
+    assert (found["fwk:prompt_tokens_total",], found["fwk:other_prompt_tokens_total",]) == (5, 4)
+    assert found["fwk:num_open",] == 1
+    lines = [line.rsplit(" ", 1)[0] for line in (await scrape(observer)).text.splitlines() if not line.startswith("#")]
+    assert len(lines) == len(set(lines))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -56,14 +57,11 @@ class PrometheusObserver(Observer):
         self._requests = LabelledRequests(options)
         self.wants_headers = self._requests.headers
         self._engine = {name: Growing() for name in _COUNTERS}
-        self._of_features = {
-            (feature, number.name): (f"fwk:{number.name}", _meaning(feature, number), Growing())
-            for feature, kind in context.feature_stats.items()
-            for number in _fields(kind)
-        }
+        self._of_features: dict[tuple[str, str], tuple[str, str, Growing]] = {}
         self._by_position: list[Growing] = []
         self._stats = EngineStats()
         self._lag = Histogram(_LAG)
+        self._of_features = self._named([metric.name for metric in self.collect()])
         context.lifecycle.background(self._follow_loop)
         # The models of a server are one page, with one family of each name.
         self._collector = context.shared.setdefault("collector", _Collector())
@@ -71,6 +69,17 @@ class PrometheusObserver(Observer):
         self._registry = CollectorRegistry()
         self._registry.register(self._collector)
         self._push = Push(self._registry, options) if options.metric_gateway else None
+
+    def _named(self, taken: Sequence[str]) -> dict[tuple[str, str], tuple[str, str, Growing]]:
+        """The numbers of features: ``fwk:NUMBER``, or ``fwk:FEATURE_NUMBER`` where something else has that name."""
+        numbers = [(feature, n) for feature, kind in self.context.feature_stats.items() for n in _fields(kind)]
+        claims = Counter([*taken, *(f"fwk:{number.name}" for _, number in numbers)])
+        named: dict[tuple[str, str], tuple[str, str, Growing]] = {}
+        for feature, number in numbers:
+            plain = f"fwk:{number.name}"
+            name = plain if claims[plain] == 1 else f"fwk:{feature}_{number.name}"
+            named[feature, number.name] = name, _meaning(feature, number), Growing()
+        return named
 
     def close(self) -> None:
         if self._push is not None:
