@@ -296,6 +296,12 @@ class SumsCall(RequestPart):
             self.kept.append(event)
         if self.word == "stop" and delta.text:
             delta.finish_reason = delta.finish_reason or "stop"
+            delta.stop_reason = "sums"
+        if self.word == "tell":
+            delta.reply = {
+                **delta.reply,
+                "sums": {"lengths": [len(delta.token_ids)], "tokens": delta.num_output_tokens},
+            }
         return delta
 
 
@@ -433,6 +439,50 @@ def test_a_worker_refuses_and_a_server_part_ends(tiny_folder: Path) -> None:
         stopped, plain = llm.generate([PROMPTS[0]] * 2, [asks("stop"), asks()])
         assert (stopped.finish_reason, plain.finish_reason) == ("stop", "length")
         assert 0 < len(stopped.token_ids) < len(plain.token_ids)
+        assert (stopped.stop_reason, plain.stop_reason) == ("sums", None)
+
+
+def test_what_a_server_part_adds_is_in_the_reply(folder: Path) -> None:
+    with fwk.LLM(str(folder), plugins=sums(), **OPTIONS) as llm:
+        told, plain = llm.generate([PROMPTS[0]] * 2, [asks("tell", logprobs=0), asks()])
+    assert told.features["sums"]["tokens"] == sum(told.features["sums"]["lengths"]) == len(told.token_ids) == 6
+    assert len(told.logprobs or ()) == 6
+    assert plain.features == {}
+
+
+def test_deltas_are_joined_with_what_parts_add_to_them() -> None:
+    first = OutputDelta(0, "a", [1], reply={"one": {"rows": [1], "last": 1}})
+    later = OutputDelta(0, "b", [2], reply={"one": {"rows": [2, 3], "last": 2}, "other": {"x": 0}})
+    assert first.joined(later).reply == {"one": {"rows": [1, 2, 3], "last": 2}, "other": {"x": 0}}
+    assert first.joined(OutputDelta(0, "b", [2])).reply == first.reply == {"one": {"rows": [1], "last": 1}}
+
+
+class WholeWorker(SumsWorker):
+    """Of each choice the least logit, also where all that matters to others is the largest."""
+
+    def inputs(self, batch: Any, forward: Any) -> None:
+        forward.is_greedy = False
+
+    def computed(self, batch: Any, forward: Any, hidden: Any, logits: Any) -> Any:
+        if logits is None:
+            return None
+        places = [(s.slot, i, i + 1, 0) for i, s in enumerate(s for s in batch.sequences if s.samples)]
+        return places, self.context.to_host(logits.float().amin(-1))
+
+    def results(self, made: Any) -> Mapping[int, Rows]:
+        return {} if made is None else super().results(made)
+
+
+def test_a_part_that_reads_more_than_the_largest_logit_says_so(folder: Path) -> None:
+    """The head of a greedy step on a CPU leaves out logits that cannot win."""
+    with fwk.LLM(
+        str(folder), plugins=sums(worker=f"{__name__}:WholeWorker"), **{**OPTIONS, "dtype": "bfloat16"}
+    ) as llm:
+        SumsServer.kept.clear()
+        llm.generate([PROMPTS[2]], asks("yes"))
+        least = [value for rows in SumsServer.kept for value in rows.sums]
+    assert least
+    assert all(map(np.isfinite, least))
 
 
 def test_a_part_in_the_engine_that_fails_ends_its_own_requests_alone(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from fwk.types import FinishReason, TokenLogprobs
 
@@ -22,6 +23,7 @@ class Completion:
     - ``hidden_states``: of each token of the prompt and of the output but its last, if asked for: float32 numbers,
       little-endian.
     - ``vector``: of an input that nothing follows: float32 numbers, little-endian.
+    - ``features``: what features add to the reply, by their names.
     """
 
     text: str = ""
@@ -36,6 +38,7 @@ class Completion:
     accepted_draft_tokens: int = 0
     hidden_states: list[bytes] = field(default_factory=list[bytes])
     vector: bytes | None = None
+    features: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
 
     def __repr__(self) -> str:
         text = self.text if len(self.text) <= _SHOWN else self.text[: _SHOWN - 3] + "..."

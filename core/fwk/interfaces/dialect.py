@@ -51,6 +51,7 @@ class OutputDelta:
     - ``vector``: of an ``EmbedInput``: float32 numbers, little-endian
     - ``num_cut``: tokens behind a stop string, which are left out
     - ``features``: what features' parts in the engine sent with it
+    - ``reply``: what features' parts in the server add to the reply, by name: plain data (``joined_reply``)
     """
 
     index: int
@@ -70,6 +71,7 @@ class OutputDelta:
     num_cut: int = 0
     vector: bytes | None = None
     features: Features = field(default_factory=Features)
+    reply: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
 
     def joined(self, later: OutputDelta) -> OutputDelta:
         """One delta in place of this one and of the sequence's next one."""
@@ -81,12 +83,24 @@ class OutputDelta:
         added = {name: both(name) for name in ("logprobs", "hidden_states")}
         known = self.prompt_logprobs if later.prompt_logprobs is None else later.prompt_logprobs
         ids = [*self.token_ids, *later.token_ids]
-        return replace(later, text=self.text + later.text, token_ids=ids, prompt_logprobs=known, **added)
+        reply = joined_reply(self.reply, later.reply)
+        return replace(later, text=self.text + later.text, token_ids=ids, prompt_logprobs=known, reply=reply, **added)
 
     def failure(self) -> FwkError:
         """What to raise for a sequence that ended with an error, or was aborted."""
         message = self.error or "the server aborted the request"
         return InvalidRequest(message) if self.is_refusal else RequestFailed(message)
+
+
+def joined_reply(reply: dict[str, dict[str, Any]], later: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """``OutputDelta.reply`` of two deltas: by feature and field, a list continues a list; else the later one stands."""
+    joined = {name: dict(told) for name, told in reply.items()}
+    for name, told in later.items():
+        mine = joined.setdefault(name, {})
+        for key, value in told.items():
+            known = mine.get(key)
+            mine[key] = [*known, *value] if isinstance(known, list) and isinstance(value, list) else value
+    return joined
 
 
 @dataclass(frozen=True, slots=True)

@@ -216,3 +216,22 @@ async def test_empty_deltas_make_no_chunks(api, frontend, fake):
         {"role": "assistant", "content": ""},
         {"content": "🙂"},
     ]
+
+
+async def test_what_features_add_is_with_the_choice(api, frontend, fake):
+    """Whole and in pieces, also with a piece that has no text."""
+
+    def told(item, index):
+        first, second, last = fake.deltas_of(item, "éa", index=index)
+        assert first.text == ""
+        first.reply, last.reply = {"mine": {"rows": [0, 1]}}, {"mine": {"rows": [2]}}
+        return [first, second, last]
+
+    default = frontend.script
+    frontend.script = lambda item: fake.interleaved(*(told(item, index) for index in range(item.n)))
+    reply = await api.chat(n=2)
+    assert [choice["features"] for choice in reply["choices"]] == [{"mine": {"rows": [0, 1, 2]}}] * 2
+    choices = [choice for chunk in await api.chat_stream() for choice in chunk["choices"]]
+    assert [choice["features"]["mine"]["rows"] for choice in choices if "features" in choice] == [[0, 1], [2]]
+    frontend.script = default
+    assert "features" not in (await api.chat())["choices"][0]

@@ -13,7 +13,7 @@ import orjson
 from fwk.interfaces.dialect import Frontend, OutputDelta
 from fwk_server._common.chat.answers import Answer
 from fwk_server._common.chat.call import ChatCall
-from fwk_server._common.chat.outputs import Choice, Usage, collect, run
+from fwk_server._common.chat.outputs import Choice, Usage, collect, of_features, run
 from fwk_server._common.hidden import last_state
 from fwk_server._common.logprobs import TokenTexts, chat_logprobs, prompt_logprobs
 from fwk_server._common.replies import event
@@ -92,7 +92,7 @@ def _choice(call: ChatCall, index: int, choice: Choice, tokens: TokenTexts) -> d
         reply["token_ids"] = choice.token_ids
     if call.body.return_hidden_states:
         reply["hidden_states"] = last_state(choice.hidden_states, len(call.item.prompt_token_ids))
-    return reply
+    return reply | of_features(choice)
 
 
 async def events(
@@ -154,7 +154,7 @@ class ChunkWriter:
             self._hidden.setdefault(delta.index, []).extend(delta.hidden_states)
         if self._answers:
             return self._parsed(self._answers[delta.index], delta)
-        if self._is_plain and delta.finish_reason is None:
+        if self._is_plain and delta.finish_reason is None and not delta.reply:
             if not delta.text:
                 return b""
             tail = b'},"logprobs":null,"finish_reason":null}]}\n\n'
@@ -165,7 +165,7 @@ class ChunkWriter:
         """As ``chunk``, for text that is read by parsers."""
         news = answer.take(delta)
         _count_reasoning(self._answers, self._usage)
-        if self._is_plain and not news and delta.finish_reason is None:
+        if self._is_plain and not news and delta.finish_reason is None and not delta.reply:
             return b""
         return self._full(delta, news, answer.finish_reason(delta.finish_reason))
 
@@ -182,7 +182,7 @@ class ChunkWriter:
                 choice["delta"] = news | {"hidden_states": last_state(rows, len(self._item.prompt_token_ids))}
         if self._body.return_token_ids:
             choice["token_ids"] = delta.token_ids
-        return event(self._chunk(choice))
+        return event(self._chunk(choice | of_features(delta)))
 
     def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
         # ``usage`` is left out where it is not told: the published schema does not let it be null.

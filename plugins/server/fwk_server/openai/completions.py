@@ -13,7 +13,7 @@ import orjson
 
 from fwk.interfaces.dialect import Frontend, OutputDelta
 from fwk.types import TokenLogprobs
-from fwk_server._common.chat.outputs import Choice, Usage, collect, run
+from fwk_server._common.chat.outputs import Choice, Usage, collect, of_features, run
 from fwk_server._common.completion import CompletionCall
 from fwk_server._common.hidden import last_state
 from fwk_server._common.logprobs import LegacyLogprobs, TokenTexts, joined, prompt_logprobs
@@ -82,7 +82,7 @@ def _choice(
         reply["token_ids"] = choice.token_ids
     if body.return_hidden_states:
         reply["hidden_states"] = last_state(choice.hidden_states, len(prompt_ids))
-    return reply
+    return reply | of_features(choice)
 
 
 async def events(call: CompletionCall, frontend: Frontend, tokens: TokenTexts) -> AsyncGenerator[bytes, None]:
@@ -125,7 +125,7 @@ class ChunkWriter:
 
     def chunk(self, prompt: int, delta: OutputDelta) -> bytes:
         """The event of a delta; nothing for one that brings neither text nor an end nor anything asked for."""
-        if self._is_plain and delta.finish_reason is None:
+        if self._is_plain and delta.finish_reason is None and not delta.reply:
             if not delta.text:
                 return b""
             index = prompt * self._call.n + delta.index
@@ -170,7 +170,7 @@ class ChunkWriter:
             rows += delta.hidden_states or []
             if delta.finish_reason is not None:
                 choice["hidden_states"] = last_state(rows, len(self._call.items[prompt].prompt_token_ids))
-        chunk = {**self._frame, "choices": [choice]}
+        chunk = {**self._frame, "choices": [choice | of_features(delta)]}
         if self._body.has_running_usage:
             chunk["usage"] = self._usage.body()
         return event(chunk)

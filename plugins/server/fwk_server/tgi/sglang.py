@@ -19,7 +19,7 @@ from fwk_server._common.body import validate, want
 from fwk_server._common.caller import Caller
 from fwk_server._common.chat.models import IDS, MAX_PROMPTS, STRING, CompletionRequest, array
 from fwk_server._common.chat.other_names import ROUTED_PREFILL, fields_of, in_our_names, refuse_unknown
-from fwk_server._common.chat.outputs import Choice, Usage, run
+from fwk_server._common.chat.outputs import Choice, Usage, of_features, run
 from fwk_server._common.chat.served import check_named
 from fwk_server._common.fields import CONTEXT, RequestFields, ranged
 from fwk_server._common.hidden import all_states
@@ -212,6 +212,7 @@ class _Answer:
             meta["hidden_states"] = all_states(choice.hidden_states, len(item.prompt_token_ids))
         if choice.finish_reason is not None:
             meta["e2e_latency"] = time.monotonic() - self._begun
+        meta |= of_features(choice)
         return {"text": "".join(choice.texts), "output_ids": choice.token_ids, "meta_info": meta}
 
     def news(self) -> dict[str, Any]:

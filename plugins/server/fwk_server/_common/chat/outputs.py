@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from fwk.errors import RequestFailed
-from fwk.interfaces.dialect import Frontend, GenerateInput, OutputDelta
+from fwk.interfaces.dialect import Frontend, GenerateInput, OutputDelta, joined_reply
 from fwk.types import TokenLogprobs
 from fwk_server._common.best_of import BestOfInput, ranked
 from fwk_server._common.healing import HealedInput, without_prefix
@@ -31,6 +31,7 @@ class Choice:
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     hidden_states: list[bytes] = field(default_factory=list[bytes])
+    reply: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])  # of features' parts
     transfer: dict[str, Any] | None = None  # what tells another server where K/V of the prompt are
 
     def add(self, delta: OutputDelta) -> None:
@@ -40,12 +41,19 @@ class Choice:
             self.logprobs += delta.logprobs
         if delta.hidden_states is not None:
             self.hidden_states += delta.hidden_states
+        if delta.reply:
+            self.reply = joined_reply(self.reply, delta.reply)
         if delta.prompt_logprobs is not None:
             self.prompt_logprobs = delta.prompt_logprobs
         if delta.finish_reason is not None:
             self.finish_reason = delta.finish_reason
             self.stop_reason = delta.stop_reason
             self.transfer = transfer_of(delta)
+
+
+def of_features(told: OutputDelta | Choice) -> dict[str, Any]:
+    """The fields of a reply's choice that hold what features add to it."""
+    return {"features": told.reply} if told.reply else {}
 
 
 class Usage:
