@@ -43,6 +43,10 @@ KEPT_SECONDS = 45.0
 HEADLESS_SECONDS = 100.0
 """More than the minute for which Ray's processes wait for their head."""
 
+DEATHS_APART = 16.0
+"""Seconds between deaths of an engine: with five within a minute its server gives up, as it should."""
+
+OF_ENGINES = ("rank", "actor", "raylet")
 NAMES = ("rank", "registry", "prefill", "decode", *ROUTERS, "actor", "raylet", "head")
 PROMPTS = tuple(f"{i}: {'The quick brown fox jumps over the lazy dog. ' * (1 + i % 3)}" for i in range(NUM_STREAMS))
 
@@ -198,6 +202,8 @@ async def run(victims: list[Victim], rounds: int, seed: int) -> int:
                 num_bad, told = num_bad + 1, f"WRONG: {type(error).__name__} {error!s:.300}"
             took = time.monotonic() - started
             print(f"{victim.name} {number}: {told} after {took:.1f} s; {dict(victim.counts)}", flush=True)
+            if victim.name in OF_ENGINES:
+                await asyncio.sleep(DEATHS_APART - took)
     return num_bad
 
 
