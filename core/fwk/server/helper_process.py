@@ -23,6 +23,7 @@ from fwk.setup.checkpoint import open_model
 from fwk.text import model_text
 from fwk_jobs.fork_server import ForkServer
 from fwk_jobs.frames import Job
+from fwk_process.malloc import Heap
 from fwk_process.oom import prefer_as_victim
 from fwk_process.parent import ignore_terminal_signals
 
@@ -86,6 +87,7 @@ class Jobs:
         # The priority is a thread's own: the process could not raise its own again. The thread ends before any fork.
         with ThreadPoolExecutor(1, initializer=_lower_priority) as thread:
             thread.submit(self._prepare, job).result()
+        Heap().trim()  # what building took besides
 
     def _prepare(self, job: Job) -> None:
         if job.kind not in self._kinds:
