@@ -19,8 +19,9 @@ class HiddenTap:
     A decoder layer calls it with the stream as it comes in, attention's and the last network's outputs added. EAGLE-3
     (arXiv:2503.01840, 3.1) reads a low, a middle and a high one.
 
-    Before that it hands what it adds to the stream, or the stream itself, to ``change``: what is added there in place,
-    [num_tokens, hidden_size], is added to the stream that the layer and all after it get.
+    Before that it hands to ``change`` what is still to be added to the stream: the last network's output, before the
+    first layer the embeddings; in models whose layers add at once (GPT-2, OPT, ...) the stream itself. What functions
+    in ``changes`` add to it in place, [num_tokens, hidden_size], is in the stream that the layer and all after it get.
     """
 
     def __init__(self, context: ModelContext, index: int) -> None:

@@ -11,14 +11,18 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from tests.helpers.templates import install
 
+from fwk import FeatureSpec
+from fwk.interfaces.feature import Wire
 from fwk.plugins import FAMILIES
 from fwk_kit.cli.plugin_new import package
-from fwk_kit.testing import SUITES, suite_of
+from fwk_kit.testing import SUITES, FeatureSuite, suite_of
 from fwk_kit.testing.base import installed
 from fwk_kit.testing.parsers import StreamParserSuite
 
@@ -71,6 +75,24 @@ def outcomes(folder: Path, *words: str) -> dict[str, dict[str, str]]:
             found.setdefault(module, {})[case.get("name", "?")] = "\n".join(told)
     assert found, done.stdout + done.stderr
     return found
+
+
+class Unset(msgspec.Struct):
+    num_open: int
+
+
+class Set(msgspec.Struct):
+    num_open: int = 0
+
+
+def test_numbers_of_features_have_defaults() -> None:
+    def judge(stats: type[msgspec.Struct]) -> None:
+        spec = FeatureSpec(name="mine", engine="mine:Part", wire=Wire(stats=stats))
+        FeatureSuite().test_what_is_sent_can_be_sent(SimpleNamespace(declaration=spec))  # type: ignore[arg-type]
+
+    judge(Set)
+    with pytest.raises(AssertionError, match=r"wire\.stats: num_open has no default"):
+        judge(Unset)
 
 
 def test_every_family_has_a_suite_and_a_template() -> None:

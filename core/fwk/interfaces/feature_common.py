@@ -69,7 +69,8 @@ class Wire:
 
     request: from the server to the engine, with a request. sequence: from the engine to the workers, as a sequence
     takes its slot. step: the same, with a step of a sequence. result: back, for a sequence of a step. event: from the
-    engine to the server, with tokens of a sequence. stats: numbers of the engine's part.
+    engine to the server, with tokens of a sequence. stats: numbers of the engine's part, each with a default; metrics
+    ``fwk:NUMBER``, or ``fwk:FEATURE_NUMBER`` where something else has that name.
     """
 
     request: type[msgspec.Struct] | None = None

@@ -246,7 +246,10 @@ class EnginePart(Gate):
         return None
 
     def took(self, sequence: FeatureSequence, result: Any) -> None:
-        """A step made this of the sequence, of ``Wire.result``; the step's tokens are in its text already."""
+        """A step made this of the sequence, of ``Wire.result``; the step's tokens are in its text already.
+
+        Where drafts were verified these are the drafts that stand, and the token after them.
+        """
         self._newest[sequence.key] = result
 
     def event(self, sequence: FeatureSequence) -> msgspec.Struct | None:

@@ -141,7 +141,7 @@ class ServerPartContext:
     """What a server part is built with, before the engines serve.
 
     ask: ``await ask(operation, *args)`` runs an operation of the engine part (of the worker parts, by rank, where the
-        engine part has none of that name) in every engine that lives, between two of its steps; the answers by engine.
+        engine part has none of that name) in every engine that lives, between two of its steps: a list, an answer each.
         Plain data both ways. Raises ``InvalidRequest`` with the first refusal, ``EngineDead`` when no engine lives.
     exclusive: ``async with exclusive() as engines`` has the engines to itself (``Exclusive``); in ``fwk.LLM`` it raises
         ``InvalidRequest`` while prompts are under way.
@@ -221,7 +221,10 @@ class RequestPart:
         """Every piece of the reply on its way out, and what came with it from the engine part (``Wire.event``).
 
         May change and keep back: what is kept back must follow, at the latest with the delta that has a
-        ``finish_reason``. To end a sequence, set one.
+        ``finish_reason``. To end a sequence, set one; ``stop_reason`` may say what ended it.
+
+        What the feature tells of a piece goes into ``delta.reply`` under its name, alongside that of others. Choices of
+        OpenAI's chats and completions and SGLang's meta_info have it as ``features``, as ``fwk.LLM``'s completions do.
         """
         return delta
 

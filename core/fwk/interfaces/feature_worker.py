@@ -57,8 +57,8 @@ class ModelBuild:
 class LoadedModel:
     """The served model, as a worker has built it.
 
-    taps: by the number of layers before them, the places where its residual stream may be changed; empty for a model
-    without. made: ``ModelContext.made``.
+    taps: by the number of layers before them, the places where its residual stream may be changed, by functions
+    appended to ``HiddenTap.changes``; empty for a model without. made: ``ModelContext.made``.
 
     - ``model``: as ``ModelSpec.load`` made it.
     """
@@ -315,13 +315,17 @@ class WorkerPart:
         return False
 
     def inputs(self, batch: Batch, forward: ForwardBatch) -> None:
-        """Before the pass; ``forward.extras`` is the place for what layers are to find, ``inserted`` for rows."""
+        """Before the pass; ``forward.extras`` is the place for what layers are to find, ``inserted`` for rows.
+
+        One that reads logits sets ``forward.is_greedy`` to False: else any but a row's largest may be -inf.
+        """
 
     def computed(self, batch: Batch, forward: ForwardBatch, hidden: Tensor, logits: Tensor | None) -> Any:
         """After the pass, on the device: never waits for it. Returns what ``results`` needs; None: nothing comes of it.
 
         hidden: what logits are made of, [num_tokens, hidden_size] if ``wants_hidden``, else of some tokens. logits:
         [num_rows, vocab_size], before any processor; None where no token is chosen. Both are gone when this returns.
+        Rows are those of each sequence that ``samples``, in their order: after its sure tokens, and after each draft.
         """
         return None
 

@@ -99,7 +99,9 @@ def _line(row: dict[str, Any]) -> str:
         return f"{words}{row['state']:<6} {row['summary']}"
     options = ", ".join("--" + name.replace("_", "-") for name in row["options"])
     notes = [f" ({options})" if options else "", f"; touches {', '.join(row['touches'])}" if row["touches"] else ""]
-    notes.append("; off until --enable-plugin names it" if row["state"] == "off" else "")
+    if row["state"] == "off":
+        by = "--enable-plugin or an option of its own" if row["options"] else "--enable-plugin"
+        notes.append(f"; off until {by} names it")
     return f"{words}api {row['api']} {row['load_ms']:>5} ms  {row['summary']}{''.join(notes)}"
 
 

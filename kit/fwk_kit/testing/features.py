@@ -65,6 +65,10 @@ class FeatureSuite(ServedSuite):
                 assert issubclass(kind, msgspec.Struct), f"wire.{name} is no msgspec.Struct"
                 msgspec.msgpack.Decoder(kind)  # raises for fields that cannot be sent
         if wire.stats is not None:
+            lacks = [field.name for field in msgspec.structs.fields(wire.stats) if field.required]
+            assert not lacks, (
+                f"wire.stats: {', '.join(lacks)} has no default: the numbers of an engine that has none yet"
+            )
             numbers = msgspec.structs.asdict(wire.stats())
             assert all(isinstance(number, int | float) for number in numbers.values()), (
                 "wire.stats has other than numbers"

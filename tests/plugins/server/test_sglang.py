@@ -35,6 +35,16 @@ def post(client):
     return post
 
 
+async def test_what_features_add_is_told(post, frontend):
+    def told(item):
+        first, *rest = deltas_of(item, "ab")
+        first.reply = {"mine": {"rows": [1]}}
+        return [[first], rest]
+
+    frontend.script = told
+    assert (await post(text="Hi"))["meta_info"]["features"] == {"mine": {"rows": [1]}}
+
+
 async def test_a_text_is_gone_on_with(post, frontend):
     reply = await post(text="Hi", rid="mine")
     assert (reply["text"], reply["output_ids"]) == (TEXT, IDS)

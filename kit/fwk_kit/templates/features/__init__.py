@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import msgspec
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 from fwk import FeatureSpec, Limit, hookimpl
 from fwk.interfaces.feature import Wire
@@ -11,6 +11,8 @@ from fwk.interfaces.feature import Wire
 
 class MineFields(BaseModel):
     """What a request may say."""
+
+    model_config = ConfigDict(strict=True)
 
     mine_entropy: bool = False
 

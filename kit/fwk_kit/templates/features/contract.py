@@ -15,4 +15,5 @@ class TestMine(FeatureSuite):
 
     def check_served(self, url: str, reply: Any) -> None:
         super().check_served(url, reply)
+        assert all(nats > 0 for nats in reply["choices"][0]["features"]["mine"]["mean_nats"])
         assert ask(url, "/mine/entropy")["choices"] == 8

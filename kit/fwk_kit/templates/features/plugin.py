@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class MineServer(ServerPart):
-    """Adds up what comes back."""
+    """Adds up what comes back from all engines."""
 
     def __init__(self, context: ServerPartContext) -> None:
         super().__init__(context)
@@ -55,6 +55,7 @@ class MineCall(RequestPart):
         if event is not None:
             self._server.total += event.total
             self._server.count += event.count
+            delta.reply = {**delta.reply, "mine": {"mean_nats": [event.total / event.count]}}  # of this piece
         return delta
 
 
@@ -78,6 +79,9 @@ class MineEngine(EnginePart):
 
 class MineWorker(WorkerPart):
     """Looks at the logits of each step, on the device; reads nothing before the step is collected."""
+
+    def inputs(self, batch: Batch, forward: ForwardBatch) -> None:
+        forward.is_greedy = False  # it reads all logits, not the largest of each row alone
 
     def computed(self, batch: Batch, forward: ForwardBatch, hidden: Tensor, logits: Tensor | None) -> Any:
         if logits is None:
