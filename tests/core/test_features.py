@@ -442,8 +442,8 @@ def test_a_worker_refuses_and_a_server_part_ends(tiny_folder: Path) -> None:
         assert (stopped.stop_reason, plain.stop_reason) == ("sums", None)
 
 
-def test_what_a_server_part_adds_is_in_the_reply(folder: Path) -> None:
-    with fwk.LLM(str(folder), plugins=sums(), **OPTIONS) as llm:
+def test_what_a_server_part_adds_is_in_the_reply(tiny_folder: Path) -> None:
+    with fwk.LLM(str(tiny_folder), plugins=sums(), **OPTIONS) as llm:
         told, plain = llm.generate([PROMPTS[0]] * 2, [asks("tell", logprobs=0), asks()])
     assert told.features["sums"]["tokens"] == sum(told.features["sums"]["lengths"]) == len(told.token_ids) == 6
     assert len(told.logprobs or ()) == 6
@@ -473,10 +473,10 @@ class WholeWorker(SumsWorker):
         return {} if made is None else super().results(made)
 
 
-def test_a_part_that_reads_more_than_the_largest_logit_says_so(folder: Path) -> None:
+def test_a_part_that_reads_more_than_the_largest_logit_says_so(tiny_folder: Path) -> None:
     """The head of a greedy step on a CPU leaves out logits that cannot win."""
     with fwk.LLM(
-        str(folder), plugins=sums(worker=f"{__name__}:WholeWorker"), **{**OPTIONS, "dtype": "bfloat16"}
+        str(tiny_folder), plugins=sums(worker=f"{__name__}:WholeWorker"), **{**OPTIONS, "dtype": "bfloat16"}
     ) as llm:
         SumsServer.kept.clear()
         llm.generate([PROMPTS[2]], asks("yes"))
