@@ -91,6 +91,20 @@ def _torn(data: bytes, dice: random.Random) -> bytes:
             return data
 
 
+def damaged(data: bytes, dice: random.Random) -> bytes:
+    """Flipped, overwritten, cut or repeated bytes; most of them near the front, where headers are."""
+    changed = bytearray(data)
+    for _ in range(dice.choice([1, 1, 1, 2, 8])):
+        where = dice.randrange(min(len(changed), 600) if dice.random() < 0.8 else len(changed))
+        changed[where] = dice.choice([changed[where] ^ (1 << dice.randrange(8)), dice.randrange(256), 0xFF, ord("9")])
+    if dice.random() < 0.1:
+        del changed[dice.randrange(len(changed)) :]
+    if dice.random() < 0.05:
+        where = dice.randrange(len(changed) + 1)
+        changed[where:where] = b"9" * 40
+    return bytes(changed)
+
+
 def hostile_safetensors(whole: bytes, dice: random.Random) -> bytes:
     """A file of safetensors with its header, the header's length or its tensors' bytes wrong."""
     (size,) = struct.unpack("<Q", whole[:8])

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.helpers.hostile_files import Examiner, hostile_gguf, hostile_json, hostile_safetensors, many_tensors
+from tests.helpers.hostile_files import Examiner, damaged, hostile_gguf, hostile_json, hostile_safetensors, many_tensors
 from tests.helpers.tiny import save_llama
 
 import fwk
@@ -59,14 +59,15 @@ def serve(path: Path) -> None:
         llm.generate([[1, 2]], SamplingParams(max_tokens=2))
 
 
-def examined(root: Path, draw: Draw, count: int) -> Examiner:
+def examined(root: Path, draw: Draw, count: int, named: tuple[str, ...] = ()) -> Examiner:
+    """named: what errors say, instead of the folder or of what is at fault in it."""
     examiner = Examiner()
     for seed in range(count):
         folder = root / f"m{seed}"
         folder.mkdir()
         for name, data in draw(random.Random(seed)).items():
             (folder / name).write_bytes(data)
-        examiner.examine(f"seed {seed}", lambda folder=folder: serve(folder), (str(folder), *NAMED))
+        examiner.examine(f"seed {seed}", lambda folder=folder: serve(folder), named or (str(folder), *NAMED))
     return examiner
 
 
@@ -83,6 +84,29 @@ def test_many_hostile_folders(tmp_path: Path, whole: dict[str, bytes], kind: str
     examiner = examined(tmp_path, drawing(kind, whole), 150)
     assert not examiner.wrong, "\n".join(examiner.wrong)
     assert min(examiner.served, examiner.refused) > 1, (examiner.served, examiner.refused)
+
+
+@pytest.mark.sweep
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kind", [WEIGHTS, "tokenizer.json", "config.json"])
+def test_many_damaged_folders(tmp_path: Path, whole: dict[str, bytes], kind: str) -> None:
+    named = (*NAMED, str(tmp_path), "no model plugin serves", "the logits are not numbers")
+    examiner = examined(tmp_path, lambda dice: whole | {kind: damaged(whole[kind], dice)}, 250, named)
+    assert not examiner.wrong, "\n".join(examiner.wrong)
+    assert min(examiner.served, examiner.refused) > 1, (examiner.served, examiner.refused)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", [kind for kind in KINDS if kind != INDEX])
+@pytest.mark.parametrize("content", [b"", b"[]", b"null", b"\xff" * 100, b"{" * 100_000, b'{"a": 1e999}', b"7" * 5000])
+def test_no_such_file_is_believed(tmp_path: Path, whole: dict[str, bytes], name: str, content: bytes) -> None:
+    """A file of another kind altogether, in place of each: told by its name."""
+    is_json = content == b'{"a": 1e999}' and name.endswith("config.json")  # what it lacks is said of the folder
+    examiner = examined(
+        tmp_path, lambda _: whole | {name: content}, 1, ("is missing", "a finite number") if is_json else (name,)
+    )
+    assert not examiner.wrong, "\n".join(examiner.wrong)
+    assert examiner.refused or is_json
 
 
 def gguf(root: Path, kit: Any, count: int) -> Examiner:
