@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 from collections.abc import Sequence
@@ -114,7 +115,8 @@ def video(seed: int, count: int, rate: int, width: int = 40, height: int = 24) -
 
 def reference_images(images: Sequence[Image.Image], **changes: Any) -> Any:
     """What transformers makes of them: ``pixel_values`` and ``image_grid_thw``."""
-    processor = image_processing_pil_qwen2_vl.Qwen2VLImageProcessorPil(**{**PREPROCESSOR, **changes})
+    settings = {**copy.deepcopy(PREPROCESSOR), **changes}  # of which transformers changes the sizes
+    processor = image_processing_pil_qwen2_vl.Qwen2VLImageProcessorPil(**settings)
     return processor(images=list(images), return_tensors="pt")
 
 
