@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 import fwk
@@ -16,10 +17,11 @@ from fwk import SamplingParams
 from fwk.errors import InvalidRequest
 from fwk.interfaces.dialect import EmbedInput, GenerateInput, OutputDelta
 from fwk.interfaces.feature import EnginePartContext
-from fwk.types import Request, TokenLogprobs
+from fwk.types import NewSequence, Request, TokenLogprobs
 from fwk_features.prompt_logprobs import PromptScores, Scored, StepScores, features
 from fwk_features.prompt_logprobs.engine import PromptLogprobsEngine
 from fwk_features.prompt_logprobs.server import PromptLogprobsCall, PromptLogprobsServer
+from fwk_features.prompt_logprobs.worker import PromptLogprobsWorker
 from fwk_kit.testing.serving import TINY
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -74,6 +76,15 @@ def test_an_encoders_prompt_has_none() -> None:
     request = Request(request_id="a", prompt_token_ids=[1, 2], sampling=ASKS, num_encoder_tokens=1)
     with pytest.raises(InvalidRequest, match="so its tokens have no log-probabilities"):
         part().check(request)
+
+
+def test_a_sequence_that_ends_amid_its_prompt_is_forgotten_in_its_slot() -> None:
+    """The next one there asks for nothing: its steps read no hidden states."""
+    worker = PromptLogprobsWorker(SimpleNamespace())  # type: ignore[arg-type]
+    worker.begin(NewSequence(3, [1, 2, 3, 4], 4, 0, [], ASKS, 0), Scored(1))
+    assert worker.wants_hidden(np.array([2, 3]))
+    worker.forget(3)
+    assert not worker.wants_hidden(np.array([2, 3]))
 
 
 def test_each_sequence_gets_them_with_its_first_delta() -> None:
