@@ -49,7 +49,7 @@ ASKED: dict[str, tuple[str, Any, dict[str, Any]]] = {
     "draft model, sampled without seeds": ("standalone", asks(temperature=1.1, logprobs=2), EAGER),
     "draft model, sampled, pre-empted": ("standalone", LONG_SAMPLED, {**PRESSED, "prefix_cache": "none"}),
     "EAGLE-3, captured": ("eagle3", asks(), {}),
-    "EAGLE-3": ("eagle3", asks(max_tokens=9), EAGER),
+    "EAGLE-3": ("eagle3", asks(max_tokens=13), EAGER),
     "EAGLE-3 of adaptive depth": ("eagle3", asks(), ADAPTIVE),
     "EAGLE-3 alongside a sampled one": ("eagle3", [asks(), asks(temperature=0.9, seed=3)], EAGER),
     "EAGLE-3 alongside a penalty": ("eagle3", [asks(), asks(frequency_penalty=0.4)], EAGER),
