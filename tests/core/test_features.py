@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from pydantic import BaseModel
 from tests.helpers.fake_plugins import FakeEntryPoint, plugin
 from tests.helpers.pretend_cuda import JOURNAL, pretended
 from tests.helpers.scheduling import ask, batches, finish, step
@@ -284,6 +285,10 @@ class SumsOptions(Options):
     enable_sums: bool = option(False, "Sums of hidden states.")
 
 
+class SumsFields(BaseModel):
+    sums: str | None = None
+
+
 class SumsCall(RequestPart):
     def __init__(self, word: str, kept: list[Rows]) -> None:
         self.word, self.kept = word, kept
@@ -374,8 +379,9 @@ class SumsWorker(WorkerPart):
 
 
 def sums(**fields: Any) -> PluginSet:
-    parts = {where: f"{__name__}:Sums{where.capitalize()}" for where in ("server", "engine", "worker")}
-    spec = FeatureSpec(name="sums", wire=WIRE, options=SumsOptions, enabled_by=("enable_sums",), **(parts | fields))
+    given: dict[str, Any] = {"options": SumsOptions, "params": SumsFields, "enabled_by": ("enable_sums",)}
+    given |= {where: f"{__name__}:Sums{where.capitalize()}" for where in ("server", "engine", "worker")}
+    spec = FeatureSpec(name="sums", wire=WIRE, **(given | fields))
     return plugins_with(spec)
 
 
@@ -417,6 +423,8 @@ def test_results_come_to_the_server_on_the_host_as_from_a_device(tiny_folder: Pa
         assert [done.token_ids for done in llm.generate(PROMPTS, asks())] == tokens
         with pytest.raises(InvalidRequest, match="anything needs the feature 'sums': start with --enable-sums"):
             llm.call_feature("sums", "anything")
+        with pytest.raises(InvalidRequest, match="sums needs an engine started with --enable-sums"):
+            llm.generate(PROMPTS, asks("stop"))
     backends = dict.fromkeys(("attention_backend", "operator_backend", "sampling_backend"), "torch")
     with pretended() as others:
         others.register(plugin(FeatureSpec(

@@ -69,8 +69,12 @@ class ServerFeatures:
         self._answering = [one.part for one in built if type(one.part).answer is not ServerPart.answer]
         self.events = events or Reader({})
         self.grammars = GrammarChecker()
-        self.params = [one.params for one in built if one.params is not None]
-        """Models of the request fields that they read."""
+        read = [one.params for one in built if one.params is not None]
+        off = [] if plugins is None else _off(plugins, self._on)
+        self.params = [*read, *(params for params, _ in off)]
+        """Models of the request fields that they read, or would if they were on."""
+        own = {name for params in read for name in params.model_fields}
+        self._off = {name: why for params, why in off for name in params.model_fields if name not in own}
 
     def __iter__(self) -> Iterator[tuple[Registered, ServerPart]]:
         return iter([(one.item, one.part) for one in self._built])
@@ -90,6 +94,9 @@ class ServerFeatures:
             for name, why in self._refused.items():
                 if getattr(item.sampling, name) != getattr(_UNSET, name):
                     raise InvalidRequest(f"{name} {why}", name)
+            for name, value in item.sampling.extra.items():
+                if value is not None and name in self._off:
+                    raise InvalidRequest(f"{name} {self._off[name]}", name)
         for part in self._checking:
             part.check(item)
 
@@ -297,8 +304,17 @@ def _refused(plugins: PluginSet, on: Container[str]) -> dict[str, str]:
         if owner is None:
             found[name] = "needs a feature that is not installed (fwk plugins list): install the plugin that has it"
         elif owner.name not in on:
-            flags = " or ".join(map(flag, owner.enabled_by))
-            found[name] = (
-                f"needs an engine started with {flags}" if flags else f"needs the feature {owner.name!r}: {NO_PART}"
-            )
+            found[name] = _remedy(owner)
     return found
+
+
+def _off(plugins: PluginSet, on: Container[str]) -> list[tuple[type[Any], str]]:
+    """Models of the request fields of features that are not ``on``, and what they need."""
+    specs = [item.declaration for item in plugins.family("features")]
+    off = [spec for spec in specs if isinstance(spec, FeatureSpec) and spec.name not in on]
+    return [(spec.params, _remedy(spec)) for spec in off if spec.params is not None]
+
+
+def _remedy(spec: FeatureSpec) -> str:
+    flags = " or ".join(map(flag, spec.enabled_by))
+    return f"needs an engine started with {flags}" if flags else f"needs the feature {spec.name!r}: {NO_PART}"

@@ -64,7 +64,8 @@ class FeatureSpec(Declaration):
         done in a process of its own. transfer: of a ``BlockTransfer`` for the engine's prefix cache, which is called
         with ``EnginePartContext.call``.
     wire: what they send one another.
-    params: pydantic model of the request fields that the server part reads, in ``GenerateInput.sampling.extra``.
+    params: pydantic model of the request fields that the server part reads, in ``GenerateInput.sampling.extra``; where
+        the feature is off, a request that sets one is refused by what switches it on.
     methods: operations of the server part that ``fwk.LLM`` and ``fwk.AsyncLLM`` have as methods of these names.
     exclusive: operations of the server part that enter ``ServerPartContext.exclusive``, or run prompts by ``compute``:
         ``fwk.AsyncLLM`` runs one when the calls before it have ended, and has those after it wait.
