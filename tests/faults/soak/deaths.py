@@ -81,6 +81,15 @@ class Place:
         await asyncio.to_thread(dead.close)
         self.server = await asyncio.to_thread(self._new)
 
+    @property
+    def has_ended(self) -> bool:
+        return self.server.process.poll() is not None
+
+    async def start_again(self) -> None:
+        """Another in the place of one that has ended by itself."""
+        await asyncio.to_thread(self.server.close)
+        self.server = await asyncio.to_thread(self._new)
+
     async def well(self, seconds: float = BACK_SECONDS) -> None:
         """Wait until it serves again, all of it."""
         done = lambda: self.server.get("/health").text == '{"status":"ok"}'  # noqa: E731

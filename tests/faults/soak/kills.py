@@ -20,11 +20,13 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import aiohttp
+import httpx
 import psutil
 
 from tests.faults.soak.deaths import FAILED, Place, free_port
@@ -167,8 +169,17 @@ async def raylet(cluster: LocalCluster, place: Place, dice: random.Random) -> No
     cluster.nodes.append(cluster.add())  # Ray starts nodes in the main thread alone
 
 
+def has_ended_or(place: Place, condition: Callable[[], bool]) -> bool:
+    with suppress(httpx.HTTPError):  # it is ending
+        return place.has_ended or condition()
+    return False
+
+
 async def head(cluster: LocalCluster, place: Place) -> None:
-    """The node that others register at. Once the engines have ended, which Ray has them do, there is another."""
+    """The node that others register at. Once the engines have ended, which Ray has them do, there is another.
+
+    A server that has tried to start an engine five times meanwhile has ended, and is started again.
+    """
     place.hurt()
     await asyncio.to_thread(cluster.kill_head)
     started, found = time.monotonic(), ""
@@ -176,15 +187,22 @@ async def head(cluster: LocalCluster, place: Place) -> None:
         since = time.monotonic() - started
         assert since < HEADLESS_SECONDS, "engines outlive their cluster"
         found = await stream(place, PROMPTS[0], f"{since}")
-        took, told = time.monotonic() - started - since, place.server.get("/health").text
-        print(f"{since:.0f} s without a head: {'no' if found is None else 'a'} text after {took:.1f} s; {told:.200}")
+        took = time.monotonic() - started - since
+        print(f"{since:.0f} s without a head: {'no' if found is None else 'a'} text after {took:.1f} s")
         await asyncio.sleep(5)
-    await asyncio.to_thread(until, place.server.is_idle, STREAM_SECONDS, "the end of the streams", 0.2)
+    idle = partial(has_ended_or, place, lambda: place.server.is_idle())
+    await asyncio.to_thread(until, idle, STREAM_SECONDS, "the end of the streams", 0.2)
     cluster.start_head()
     for node in list(cluster.nodes):
         await asyncio.to_thread(cluster.kill, node)
         cluster.nodes.remove(node)
         cluster.nodes.append(cluster.add())
+    well = partial(has_ended_or, place, lambda: is_well(place))
+    await asyncio.to_thread(until, well, WELL_SECONDS, "it serves again, or has ended", 0.2)
+    if place.has_ended:
+        assert "no engine can be kept alive, so the server ends" in place.server.log
+        print("the server had ended, and is started again")
+        await place.start_again()
 
 
 async def run(victims: list[Victim], rounds: int, seed: int) -> int:
@@ -198,7 +216,7 @@ async def run(victims: list[Victim], rounds: int, seed: int) -> int:
             started, told = time.monotonic(), "held"
             try:
                 await one_round(victim, expected, dice, f"{victim.name} {number}")
-            except (AssertionError, OSError, psutil.Error) as error:
+            except (AssertionError, OSError, httpx.HTTPError, psutil.Error) as error:
                 num_bad, told = num_bad + 1, f"WRONG: {type(error).__name__} {error!s:.300}"
             took = time.monotonic() - started
             print(f"{victim.name} {number}: {told} after {took:.1f} s; {dict(victim.counts)}", flush=True)
