@@ -560,6 +560,11 @@ def test_parts_in_steps_are_for_models_that_generate(tmp_path: Path) -> None:
         assert llm.embed([[1, 2, 3]]).shape == (1, 64)
 
 
+def test_a_part_by_a_former_interface_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"Old.grammars is not called any more: implement WorkerPart\.masks"):
+        type("Old", (WorkerPart,), {"grammars": lambda self, compile_grammar: None})
+
+
 @pytest.mark.parametrize(
     ("fields", "why"),
     [

@@ -209,6 +209,10 @@ class WorkerPart:
     graphs: ClassVar[Literal["any", "eager"]] = "any"
     needs_lengths: ClassVar[bool] = False
 
+    def __init_subclass__(cls) -> None:
+        if "grammars" in vars(cls):
+            raise TypeError(f"{cls.__qualname__}.grammars is not called any more: implement WorkerPart.masks")
+
     def __init__(self, context: WorkerPartContext) -> None:
         self.context = context
 
