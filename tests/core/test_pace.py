@@ -93,8 +93,15 @@ def test_batches_of_other_sizes_have_plain_times_of_their_own() -> None:
 def test_while_a_batch_fills_a_plain_step_is_one_of_all_of_it() -> None:
     pace = taught()
     pace.took(32, 0, 4 * PLAIN)
-    assert pace.room(4, 512, 32) == pace.room(32, 512)
+    assert pace.room(31, 512, 32) == pace.room(32, 512)
     assert pace.room(4, 512, 5) == pace.room(4, 512)
+
+
+def test_each_prompt_that_waits_has_the_room_of_one() -> None:
+    """Else those that decode would end faster than others begin, and the batch would shrink."""
+    pace = taught()
+    assert pace.room(4, 512, 6) == pytest.approx(2 * pace.room(4, 512), abs=4)
+    assert pace.room(4, 512, 7) == pytest.approx(3 * pace.room(4, 512), abs=8)
 
 
 def test_a_slow_beginning_does_not_let_whole_prompts_in() -> None:

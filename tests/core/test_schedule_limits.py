@@ -68,7 +68,10 @@ def test_a_step_with_enough_prompts_starts_no_further_one() -> None:
 
 
 def test_while_sequences_decode_prompts_are_cut() -> None:
-    """A step of the fake engine takes 10 ms and one more for each token: 16 make one of 11 ms 2.5 times as long."""
+    """A step of the fake engine takes 10 ms and one more for each token: 16 make one of 11 ms 2.5 times as long.
+
+    Two prompts have the room of two.
+    """
     engine = make_engine(step_tokens=60, chunk_tokens=60, max_decode_gap=2.5, pace=Pace, cache="none")
     ask(engine, "a", 40, 30)
     for _ in range(8):
@@ -80,7 +83,7 @@ def test_while_sequences_decode_prompts_are_cut() -> None:
     assert made[0] == [40], "nothing decodes"
     mixed = [counts for counts in made if counts[0] == 1 and sum(counts) > len(counts)]
     assert mixed
-    assert 8 <= max(sum(count for count in counts if count > 1) for counts in mixed) <= 16
+    assert 16 <= max(sum(count for count in counts if count > 1) for counts in mixed) <= 32
     assert sum(map(sum, made)) == 40 + 29 + 2 * (80 + 1)
 
 

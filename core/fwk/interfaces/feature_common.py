@@ -151,7 +151,7 @@ class StepPlanning:
     """How steps are planned.
 
     max_start_tokens: of prompts in a step, from which it starts no further one; None: the device's.
-    max_decode_gap: a step with prompts takes at most so many times one without; 0: no bound; None: the device's.
+    max_decode_gap: a step with a prompt takes at most so many times one without; 0: no bound; None: the device's.
     pace: makes what keeps to a ``max_decode_gap``; None: no step is bound so.
     max_prompts: in a step, from which it starts no further one.
     is_mixed: prompts and next tokens share steps.

@@ -41,13 +41,14 @@ class Pace:
     def room(self, num_decoding: int, budget: int, num_soon: int = 0) -> int:
         """Tokens of prompts, of ``budget``, for a step in which ``num_decoding`` sequences decode.
 
-        num_soon: sequences that would if all prompts were computed. A plain step is one of these: while a batch fills,
-        small steps would only keep it small.
+        num_soon: sequences that would if all prompts were computed. A plain step is one of these, and each prompt that
+        is under way or waits has as much room: while a batch fills, small steps would only keep it small.
         """
         if self._most is None or not num_decoding or not self._plain or not self._prompts.slope:
             return budget
         slope, start = self._prompts.slope, self._prompts.start
-        tokens = ((self._most - 1) * self._nearest(max(num_decoding, num_soon)) - start) / slope
+        num_prompts = max(num_soon - num_decoding, 1)
+        tokens = num_prompts * ((self._most - 1) * self._nearest(max(num_decoding, num_soon)) - start) / slope
         # What a step takes more as soon as it has prompts is at most a third of what they add: else throughput suffers.
         return min(budget, max(FEWEST, math.floor(max(tokens, 2 * start / slope)) // MULTIPLE * MULTIPLE))
 
