@@ -21,8 +21,8 @@ class StepPlanningOptions(Options):
     )
     max_decode_gap: float | None = option(
         None,
-        "While sequences decode, prompts are cut so that one alone makes a step take at most so many times one without; "
-        "each further one that waits adds as much; 0: no bound (default: none; on a CPU 2.5).",
+        "While sequences decode, prompts are cut so that one alone makes a step take at most so many times one "
+        "without; each further one that waits adds as much; 0: no bound (default: none; on a CPU 2.5).",
         ge=0,
         le=1000,
     )
