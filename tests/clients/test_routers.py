@@ -232,7 +232,7 @@ def test_a_routers_own_mode_for_prefill_is_refused_by_servers_without_a_role(
         chat = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
         reply = client.post("/v1/chat/completions", json=chat)
         assert reply.status_code >= 400
-        assert "--disaggregation-mode prefill or decode" in reply.text
+        assert "needs an engine started with --disaggregation-mode" in reply.text
 
 
 TEXT = "All work and no play makes Jack a dull boy. " * 6
