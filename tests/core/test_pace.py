@@ -123,6 +123,16 @@ def test_a_slow_beginning_does_not_let_whole_prompts_in() -> None:
     assert seconds(longest) <= 2.6 * PLAIN
 
 
+@pytest.mark.parametrize("count", [20, 200])
+def test_a_first_step_with_prompts_that_took_no_longer_tells_nothing(count: int) -> None:
+    pace = Pace(2.5)
+    pace.took(4, 0, PLAIN)
+    for _ in range(5):
+        pace.took(4, count, PLAIN)
+    serve(pace, 1.0)
+    assert 2.3 * PLAIN <= seconds(pace.room(4, 512)) <= 2.6 * PLAIN
+
+
 def test_points_of_one_length_tell_nothing_of_another() -> None:
     line = Line()
     line.add(200, 0.1)

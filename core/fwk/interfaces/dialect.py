@@ -641,7 +641,7 @@ class Frontend(ABC):
     @property
     @abstractmethod
     def processor_params(self) -> Sequence[type[Any]]:
-        """Pydantic models of request fields that installed logits processors read (for ``extra``)."""
+        """Pydantic models of request fields that installed logits processors and features read (for ``extra``)."""
 
 
 def openai_error(status: int, message: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:

@@ -218,7 +218,8 @@ async def test_empty_deltas_make_no_chunks(api, frontend, fake):
     ]
 
 
-async def test_what_features_add_is_with_the_choice(api, frontend, fake):
+@pytest.mark.parametrize("route", ["chat", "complete"])
+async def test_what_features_add_is_with_the_choice(api, frontend, fake, route):
     """Whole and in pieces, also with a piece that has no text."""
 
     def told(item, index):
@@ -229,9 +230,9 @@ async def test_what_features_add_is_with_the_choice(api, frontend, fake):
 
     default = frontend.script
     frontend.script = lambda item: fake.interleaved(*(told(item, index) for index in range(item.n)))
-    reply = await api.chat(n=2)
+    reply = await getattr(api, route)(n=2)
     assert [choice["features"] for choice in reply["choices"]] == [{"mine": {"rows": [0, 1, 2]}}] * 2
-    choices = [choice for chunk in await api.chat_stream() for choice in chunk["choices"]]
+    choices = [choice for chunk in await getattr(api, f"{route}_stream")() for choice in chunk["choices"]]
     assert [choice["features"]["mine"]["rows"] for choice in choices if "features" in choice] == [[0, 1], [2]]
     frontend.script = default
-    assert "features" not in (await api.chat())["choices"][0]
+    assert "features" not in (await getattr(api, route)())["choices"][0]

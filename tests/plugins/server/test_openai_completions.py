@@ -170,22 +170,3 @@ async def test_long_prompts_are_tokenised_off_the_loop(api, frontend):
     assert frontend.num_blocking == 0
     await api.complete(prompt="a" * 3_000)
     assert frontend.num_blocking == 1
-
-
-async def test_what_features_add_is_with_the_choice(api, frontend, fake):
-    """Whole and in pieces, also with a piece that has no text."""
-
-    def told(item, index):
-        first, second, last = fake.deltas_of(item, "éa", index=index)
-        assert first.text == ""
-        first.reply, last.reply = {"mine": {"rows": [0, 1]}}, {"mine": {"rows": [2]}}
-        return [first, second, last]
-
-    default = frontend.script
-    frontend.script = lambda item: fake.interleaved(*(told(item, index) for index in range(item.n)))
-    reply = await api.complete(n=2)
-    assert [choice["features"] for choice in reply["choices"]] == [{"mine": {"rows": [0, 1, 2]}}] * 2
-    choices = [choice for chunk in await api.complete_stream() for choice in chunk["choices"]]
-    assert [choice["features"]["mine"]["rows"] for choice in choices if "features" in choice] == [[0, 1], [2]]
-    frontend.script = default
-    assert "features" not in (await api.complete())["choices"][0]

@@ -106,7 +106,7 @@ class Mean:
     def add(self, x: float, y: float) -> None:
         """A point of another x is expected at a y that is in proportion, or the same."""
         self.count += 1
-        if self.count == 1:
+        if not self.y:  # the first, or one that took no longer than a plain step
             self.x, self.y = x, y
             return
         ratio = x / self.x
