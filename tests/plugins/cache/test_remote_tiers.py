@@ -373,6 +373,22 @@ def test_a_block_that_no_message_of_lmcache_can_tell(site: Any) -> None:
         site.open(block_bytes=2**31)
 
 
+class SlowToKeep(LMCacheImitation):
+    def _answer_to(self, client: Any, command: int, key: bytes, data: bytes) -> None:
+        time.sleep(0.1 if command == 1 else 0)
+        super()._answer_to(client, command, key, data)
+
+
+def test_what_lmcache_was_sent_is_there_for_another_connection() -> None:
+    """PUT is not answered, and the server reads each connection by itself."""
+    server = SlowToKeep()
+    one = LMCacheTier(replace(CONTEXT, options=LMCacheOptions(hicache_lmcache_url=server.url)))
+    assert one.put(key(1), data(1))
+    assert settled(one).get(key(1), memoryview(bytearray(SIZE)))
+    one.close()
+    server.close()
+
+
 SMALL: dict[str, Any] = {"page_size": 4, "max_total_tokens": 200, "hicache_ratio": 0, "load_format": "dummy"}
 PROMPTS = [[5, 6, 7, 8, *range(10 + 20 * i, 10 + 20 * i + 85)] for i in range(6)]
 GREEDY = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)

@@ -36,6 +36,7 @@ class LMCacheTier(RemoteTier[Connection]):
 
     def _put(self, store: Connection, name: bytes, whole: bytes) -> None:
         store.put(name, whole)
+        store.has(name)  # answered once the entry is there, for connections of others too
         self._damaged.discard(name)
 
     def _forget(self, store: Connection, name: bytes) -> bool:
