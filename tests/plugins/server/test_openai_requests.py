@@ -304,11 +304,11 @@ async def test_the_models_defaults_hold_until_the_client_differs(api, frontend):
 
 
 async def test_the_header_is_a_label_too(api, frontend):
-    first = await api.post(CHAT, BODIES[CHAT], headers={"x-request-id": "abc"})
-    assert "abc" not in first.json()["id"]  # a header may come again, a reply's id does not
-    await api.post(CHAT, BODIES[CHAT] | {"request_id": "mine"}, headers={"x-request-id": "abc"})
+    first = await api.post(CHAT, BODIES[CHAT], headers={"x-request-id": "xyz"})
+    assert "xyz" not in first.json()["id"]  # a header may come again, an id (hexadecimal) does not
+    await api.post(CHAT, BODIES[CHAT] | {"request_id": "mine"}, headers={"x-request-id": "xyz"})
     await api.post(CHAT, BODIES[CHAT], headers={"x-request-id": "r" * 1_000})
-    assert [item.label for item in frontend.items] == ["abc", "mine", ""]
+    assert [item.label for item in frontend.items] == ["xyz", "mine", ""]
 
 
 class _Dry(BaseModel):
