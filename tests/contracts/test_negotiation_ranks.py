@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
-from tests.helpers.packages import write_metadata
+from tests.helpers.packages import import_path, write_metadata
 
 import fwk
 from fwk import SamplingParams
@@ -86,7 +86,7 @@ def check(run: dict[str, Any], limits: dict[str, list[Any]], name: str, folder: 
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(site))
-        patch.setenv("PYTHONPATH", str(site))
+        patch.setenv("PYTHONPATH", import_path(site))
         started = start(str(folder), options)
         if isinstance(started, FwkError):
             assert not is_possible, f"refused what could be served: {started}"

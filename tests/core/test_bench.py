@@ -190,6 +190,13 @@ async def test_refused_requests_are_counted_and_shown(tokenizer: Tokenizer) -> N
     assert "2 failed" in report.table(summary)
 
 
+def test_a_reply_that_broke_off_counts_in_no_other_figure() -> None:
+    whole = Reply(ended=0.5, times=[0.1, 0.5], num_input=2, num_output=2)
+    broken = Reply(ended=9.0, times=[5.0, 9.0], num_input=2, num_output=2, error="connection reset")
+    both, one = summarise("w", [whole, broken], 1.0), summarise("w", [whole], 1.0)
+    assert (both.num_failed, both.output_tokens, both.ttft, both.itl) == (1, 2, one.ttft, one.itl)
+
+
 def test_percentiles_are_numpys() -> None:
     values = list(np.random.default_rng(3).exponential(size=77))
     for p in (0, 37, 50, 99, 100):

@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.helpers.packages import write_package
+from tests.helpers.packages import import_path, write_package
 from tests.helpers.rig import Server, until, write_model
 
 import fwk
@@ -351,7 +351,7 @@ def test_ten_seconds_are_waited_for(install: Callable[..., Path]) -> None:
         text=True,
         timeout=60,
         check=True,
-        env={"PYTHONPATH": str(folder), "PATH": "/usr/bin:/bin"},
+        env={"PYTHONPATH": import_path(folder), "PATH": "/usr/bin:/bin"},
     )
     assert time.monotonic() - started > 10
     assert "broken" in done.stdout

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from tests.helpers.fake_plugins import declare
-from tests.helpers.packages import write_package
+from tests.helpers.packages import import_path, write_package
 from tests.helpers.tiny import TINY
 from tests.helpers.zygote import run_fwk
 
@@ -138,7 +138,7 @@ def load_balancers():
 """
     write_package(tmp_path / "site", "acme", {"swift": source})
     words = ["serve", model(tmp_path, TINY), "--load-format", "dummy", "--strict", "--port", "0", "--device", "cpu"]
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
+    environment = {**os.environ, "PYTHONPATH": import_path(tmp_path / "site")}
     done = run_fwk(*words, "--data-parallel-size", "2", environment=environment)
     assert done.returncode == PluginError.exit_code
     assert [line for line in done.stderr.splitlines() if "error" in line] == [

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.helpers.packages import FIXTURES, digest
+from tests.helpers.packages import FIXTURES, digest, import_path
 
 import fwk
 from fwk import Facts, SamplingParams
@@ -107,7 +107,7 @@ def test_each_contract_that_it_was_published_with_passes(package: str, module: s
     family = module.partition(".")[2]
     (tmp_path / "test_contract.py").write_text(f"from {module}.contract import *\n")
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    places = os.pathsep.join([str(FIXTURES / package), os.environ.get("PYTHONPATH", "")])
+    places = import_path(FIXTURES / package)
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
     if package == FIRST.name and family in FLAWS:
         words += ["-k", f"not {FLAWS[family]}"]

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
+from tests.helpers.packages import import_path
 from tests.helpers.rig import write_model
 
 from fwk.config import Config, ModelOptions
@@ -32,7 +33,7 @@ from fwk_jobs.pool import WaitingPool
 
 @pytest.fixture
 def helper(monkeypatch: pytest.MonkeyPatch) -> Iterator[JobProcess]:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    monkeypatch.setenv("PYTHONPATH", import_path(Path(__file__).parents[2]))
     helper = JobProcess("tests.helpers.fork_jobs", None)
     yield helper
     helper.close()

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from tests.helpers.fake_plugins import FakeEntryPoint, declare, of
-from tests.helpers.packages import write_package
+from tests.helpers.packages import import_path, write_package
 
 from fwk.config import Options, option
 from fwk.errors import ConfigError, PluginError, PluginLoadError
@@ -176,7 +176,7 @@ if not sys.argv[2]:
 def test_what_was_not_declared_is_reported(touches: str, strict: str, count: int | None, tmp_path: Path) -> None:
     site = write_package(tmp_path / "site", "acme", {"acme_noted": OBSERVER.format(touches=touches)})
     words = [sys.executable, "-c", AUDITED, str(tmp_path / "file"), strict]
-    done = subprocess.run(words, env={"PYTHONPATH": str(site)}, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(words, env={"PYTHONPATH": import_path(site)}, capture_output=True, text=True, timeout=120)
     said = "package acme 1.0 touches 'files', which no plugin of it declares (open)"
     assert done.stderr.count(said) == {0: 0, 1: 1, None: 2}[count], done.stderr
     assert "AssertionError" not in done.stderr, done.stderr

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from tests.helpers.fake_plugins import declare
-from tests.helpers.packages import write_metadata
+from tests.helpers.packages import import_path, write_metadata
 from tests.helpers.templates import install
 from tests.helpers.zygote import run_fwk
 
@@ -33,7 +33,7 @@ from fwk_kit.testing.base import installed
 def fwk(*words: str, site: Path | None = None, code: int | None = 0) -> str:
     """What a command prints, as a user sees it, with further packages installed in ``site``."""
     places = [str(site)] if site is not None else []
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*places, os.environ.get("PYTHONPATH", "")])}
+    environment = {**os.environ, "PYTHONPATH": import_path(*places)}
     done = run_fwk(*words, environment=environment)
     assert code is None or done.returncode == code, done.stdout + done.stderr
     return done.stdout or done.stderr

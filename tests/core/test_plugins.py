@@ -192,6 +192,7 @@ def test_a_half_loaded_plugin_leaves_nothing_behind() -> None:
     [broken] = plugins.broken
     assert broken.stage == "declare"
     assert "must return AttentionBackendSpec objects, not str" in broken.error
+    assert not plugins.manager.get_plugins()
 
 
 def undecorated(*declared: object) -> ModuleType:

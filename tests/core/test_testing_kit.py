@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.helpers.packages import import_path
 from tests.helpers.templates import install
 
 from fwk import FeatureSpec
@@ -47,7 +48,7 @@ def outcomes(folder: Path, *words: str) -> dict[str, dict[str, str]]:
     """Run the folder's tests in one other process: by module and test, what it failed of; empty where it passed."""
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(folder / "site"), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": import_path(folder / "site"),
     }
     report = folder / "report.xml"
     command = [

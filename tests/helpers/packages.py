@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -33,3 +34,8 @@ def digest(folder: Path) -> str:
     for path in sorted(p for p in folder.rglob("*") if p.is_file() and p.suffix != ".pyc"):
         found.update(f"{path.relative_to(folder)}\n".encode() + path.read_bytes())
     return found.hexdigest()[:16]
+
+
+def import_path(*places: Path | str) -> str:
+    """A PYTHONPATH with these first, and then what is on this process's: mutated sources are."""
+    return os.pathsep.join([*map(str, places), *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import logging
-import os
 import secrets
 import tempfile
 import time
@@ -21,6 +20,7 @@ import pytest
 
 from fwk.interfaces.declaration import Host
 from fwk.plugins import discover, find
+from tests.helpers.packages import import_path
 from tests.helpers.ports import free_port
 
 OBJECT_STORE_BYTES = 80 * 2**20
@@ -56,8 +56,7 @@ def local_ray(num_cpus: int = 4) -> Iterator[Any]:
     with tempfile.TemporaryDirectory(prefix="fwk-ray-") as folder, pytest.MonkeyPatch.context() as patch:
         for name, value in ENVIRONMENT.items():
             patch.setenv(name, value)
-        root = str(Path(__file__).parents[2])
-        patch.setenv("PYTHONPATH", os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep))
+        patch.setenv("PYTHONPATH", import_path(Path(__file__).parents[2]))
         import ray  # pyright: ignore[reportMissingImports]  # reads its environment now, and not again
 
         ray.init(

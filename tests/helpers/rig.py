@@ -24,7 +24,7 @@ import psutil
 from fwk.plugins import discover
 from fwk_native import ahead
 from tests.helpers.http import NO_TLS
-from tests.helpers.packages import write_metadata
+from tests.helpers.packages import import_path, write_metadata
 from tests.helpers.zygote import zygote
 
 PLUGINS = Path(__file__).parents[1] / "faults/plugin"
@@ -76,7 +76,7 @@ def assert_no_leak(body: str) -> None:
 def install_plugins(folder: Path) -> str:
     """A distribution with the plugins of the tests; returns the PYTHONPATH on which the server finds it."""
     write_metadata(folder, "fwk-faults", {"tests.faults": "fwk_faults"})
-    return os.pathsep.join([str(folder), str(PLUGINS), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return import_path(folder, PLUGINS)
 
 
 def until(condition: Callable[[], Any], seconds: float, what: str, pause: float = 0.01) -> Any:

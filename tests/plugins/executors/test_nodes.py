@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 import pytest
 from tests.helpers.executors import ITEM, SECONDS, batch, nobody, run_engine, wait_idle
+from tests.helpers.packages import import_path
 from tests.helpers.ports import free_port
 from tests.helpers.remote_worker import recipe
 from tests.helpers.rig import until
@@ -100,8 +101,7 @@ class Run:
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     """Two nodes of two ranks each, unless options say otherwise."""
-    root = str(Path(__file__).parents[3])
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")])))
+    monkeypatch.setenv("PYTHONPATH", import_path(Path(__file__).parents[3]))
     made = Run(tmp_path)
     yield made
     for executor in made.executors:

@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 from tests.helpers.executors import ITEM, SECONDS, batch, nobody, run_engine, wait_idle
+from tests.helpers.packages import import_path
 from tests.helpers.remote_worker import EXIT_CODE, recipe
 
 from fwk.errors import EngineDead, InvalidRequest, ModelLoadError
@@ -36,7 +37,8 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     executors: list[Any] = []
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))  # ranks import nothing from the current directory
+    # Ranks import nothing from the current directory.
+    monkeypatch.setenv("PYTHONPATH", import_path(Path(__file__).parents[3]))
 
     def build(size: int = 2, timeout: float = SECONDS, **config: Any) -> Any:
         executors.append(load_object(ITEM)(ExecutorContext(nobody, recipe(**config), size, step_timeout=timeout)))

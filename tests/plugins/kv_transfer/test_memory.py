@@ -23,6 +23,7 @@ import msgspec
 import pytest
 import torch
 from tests.helpers.engine_pair import counts, split
+from tests.helpers.packages import import_path
 from tests.helpers.transports import transports
 
 import fwk
@@ -273,13 +274,13 @@ time.sleep(120)
 @contextlib.contextmanager
 def elsewhere(name: str) -> Iterator[tuple[subprocess.Popen[str], bytes]]:
     """A sender in a process of its own, and its address."""
-    root = str(Path(__file__).parents[3])
+    root = Path(__file__).parents[3]
     process = subprocess.Popen(
         [sys.executable, "-c", SENDER, name],
         stdout=subprocess.PIPE,
         text=True,
         cwd=root,
-        env=os.environ | {"PYTHONPATH": root},
+        env=os.environ | {"PYTHONPATH": import_path(root)},
     )
     assert process.stdout is not None
     try:
