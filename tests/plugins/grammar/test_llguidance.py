@@ -255,6 +255,7 @@ def test_whitespace_in_json_is_as_the_options_say(
 
 
 OPEN = {"type": "object", "properties": {"a": {"type": "integer"}}}
+OTHER = {"type": "object", "properties": {"b": {"type": "integer"}}}
 
 
 @pytest.mark.parametrize(
@@ -265,7 +266,9 @@ OPEN = {"type": "object", "properties": {"a": {"type": "integer"}}}
         ({"$defs": {"o": OPEN}, "type": "object", "properties": {"x": {"$ref": "#/$defs/o"}}}, '{"x":{"b":', False),
         ({**OPEN, "additionalProperties": True}, '{"b":', True),
         ({"type": "object"}, '{"b":', True),
-        ({"allOf": [OPEN, {"type": "object", "properties": {"b": {"type": "integer"}}}]}, '{"b":', True),
+        ({"allOf": [OPEN, OTHER]}, '{"b":', True),
+        ({"$defs": {"o": OPEN}, "allOf": [{"$ref": "#/$defs/o"}, OTHER]}, '{"b":', True),
+        ({"$defs": {"o": OPEN}, "$ref": "#/$defs/o", **OTHER}, '{"b":', True),
     ],
 )
 def test_objects_that_list_properties_are_closed_unless_an_option_opens_them(
