@@ -484,7 +484,6 @@ def test_a_start_outlives_a_capture_that_fails(
     assert torch.cuda.current_stream() is graphs.current
 
 
-@pytest.mark.sweep
 def test_experts_that_the_host_waits_for_are_not_even_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A capture that fails costs a device more than a sentence."""
     (tmp_path / "config.json").write_text(json.dumps(MIXTURE))

@@ -161,11 +161,13 @@ def test_slots_are_used_again_and_told_apart() -> None:
 def test_the_store_keeps_the_newest() -> None:
     store = OutputStore(10)
     for i in range(50):
-        store.add(np.array([i, i + 1, i + 2], np.int32))
+        tokens = 10 * i + np.arange(3 + i % 3, dtype=np.int32)
+        store.add(tokens)
         text = store.text
-        places, matched = longest_match(text, np.array([i, i + 1], np.int32))
+        places, matched = longest_match(text, tokens[:2])
         assert matched == 2
-        assert i + 2 in text[places]
+        assert tokens[2] in text[places]
+        assert text[np.flatnonzero(text == tokens[-1])[-1] + 1] == -1, "another output's tokens follow"
         assert len(text) <= 10
     store.add(np.arange(100, 140, dtype=np.int32))
     assert store.text.max() == 139
