@@ -370,9 +370,10 @@ async def test_other_servers_names_mean_the_same(api, frontend, path):
     names = {"n_predict": 7, "min_new_tokens": 2, "repeat_penalty": 1.5, "truncate_prompt_tokens": 1}
     neutral = {"typical_p": 1.0, "mirostat": 0, "top_n_sigma": -1, "cache_prompt": True, "detokenize": True}
     assert (await api.post(path, BODIES[path] | names | neutral)).status_code == 200
-    item = frontend.items[0]
+    assert (await api.post(path, BODIES[path])).status_code == 200
+    item, whole = frontend.items
     assert (item.sampling.max_tokens, item.sampling.min_tokens, item.sampling.repetition_penalty) == (7, 2, 1.5)
-    assert len(item.prompt_token_ids) == 1
+    assert item.prompt_token_ids == whole.prompt_token_ids[-1:] != whole.prompt_token_ids[:1]
 
 
 async def test_a_limit_of_minus_one_is_none(api, frontend):
