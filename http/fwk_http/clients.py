@@ -8,6 +8,7 @@ Compressed replies are neither asked for nor read, so what is counted is what th
 from __future__ import annotations
 
 import http.client
+import math
 import sys
 import time
 import urllib.request
@@ -52,6 +53,8 @@ class Allowance:
         self._left -= num_bytes
         if self._left < 0:
             raise BadReply(f"it sent more than {self._max_bytes} bytes")
+        if late and math.isinf(self._bytes_per_second):
+            raise BadReply(f"it took too long: more than {self._seconds:g} seconds")
         if late:
             raise BadReply(f"it sent less than {self._bytes_per_second:g} bytes a second")
 

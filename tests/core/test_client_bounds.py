@@ -7,6 +7,7 @@ import contextlib
 import gzip
 import json
 import logging
+import math
 import re
 import socketserver
 import threading
@@ -235,6 +236,8 @@ def test_an_allowance_counts_bytes_and_time() -> None:
         allowed.take(1)
     with pytest.raises(BadReply, match="less than 1 bytes a second"):
         Allowance(10, -1.0, 1.0).take(0)
+    with pytest.raises(BadReply, match="it took too long: more than -1 seconds"):
+        Allowance(10, -1.0, math.inf).take(0)
 
 
 CONNECTS = {
