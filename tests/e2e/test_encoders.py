@@ -47,6 +47,11 @@ def encoders(server: Server) -> list[psutil.Process]:
     return [child for child in server.children() if any("encoder_process" in word for word in child.cmdline())]
 
 
+def kept(server: Server, what: str) -> set[Path]:
+    """Files of a server's ``rows`` or ``media``."""
+    return set(Path(server.folder).glob(f"fwk-tmp-{what}-*/*"))
+
+
 def chat(i: int) -> tuple[dict[str, Any], str, list[Any]]:
     """A request, the text of it, and its images: of two sizes; every third has none."""
     if i % 3 == 2:
@@ -71,13 +76,13 @@ def check_all(
 
 def test_a_batch_of_images_and_text(server: Server, reference: transformers.PreTrainedModel, folder: Path) -> None:
     """Of several sizes, in chunks; the second time from the prefix cache, and encoded before."""
+    rows, media = kept(server, "rows"), kept(server, "media")
     check_all(server, reference, folder, range(6))
     check_all(server, reference, folder, range(6))
-    [rows] = Path(server.folder).glob("fwk-tmp-rows-*")
-    assert rows.stat().st_mode & 0o777 == 0o700
-    assert len(list(rows.iterdir())) == 4 * (3 + 5), "each tile once"
-    [payloads] = Path(server.folder).glob("fwk-tmp-media-*")
-    until(lambda: len(list(payloads.iterdir())) == 4 * 2, 10, "each picture is kept once, and payloads are removed")
+    [place] = Path(server.folder).glob("fwk-tmp-rows-*")
+    assert place.stat().st_mode & 0o777 == 0o700
+    assert len(kept(server, "rows") - rows) == 4 * (3 + 5), "each tile once"
+    until(lambda: len(kept(server, "media") - media) == 4 * 2, 10, "pictures are kept once, and payloads are removed")
 
 
 def test_one_that_dies_under_load_is_replaced(
@@ -107,13 +112,13 @@ def test_all_end_with_their_server(
     with closing(Server(folder, *FLAGS, "--shutdown-timeout", "3").start()) as server:
         assert tokens(post(server, chat(0)[0]))
         own = encoders(server)
-        kept = set(Path(server.folder).glob("fwk-tmp-media-*/*"))
+        before = kept(server, "media")
         with ThreadPoolExecutor(4) as pool:
             for process in own:
                 process.suspend()
             for i in range(30, 34):
                 pool.submit(post, server, chat(i)[0])
-            until(lambda: set(Path(server.folder).glob("fwk-tmp-media-*/*")) - kept, 20, "requests have come")
+            until(lambda: kept(server, "media") - before, 20, "requests have come")
             server.process.send_signal(number)
             server.wait(60)
             until(lambda: not any(map(is_alive, own)), 20, "all encoders have ended")
